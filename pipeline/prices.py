@@ -16,7 +16,8 @@ import datetime
 import os
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+import msgspec
 
 from pipeline.accelerators import GPUS, TPUS
 from pipeline.errors import InputError
@@ -25,15 +26,10 @@ from pipeline.store.decode import decode
 VARIABLE = "PONENTE_PRICES"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Price:
+class Price(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """US dollars for an hour of one chip.
 
-    Attributes:
-        on_demand: price without preemption; None where it is not known.
-        spot: price where the chip may be preempted at any time; None where it is not known.
-        date: date of the source, year-month-day.
-        source: where the price was published, and for which region.
+    None where it is not known; `date` is year-month-day, `source` says for which region.
     """
 
     on_demand: float | None = None
@@ -72,28 +68,19 @@ PRICES: Mapping[str, Price] = {
 
 
 def price_of(chip: str) -> Price | None:
-    """The price of a chip by its name in `pipeline.accelerators`; None where it is not known.
-
-    Raises:
-        InputError: the file of `PONENTE_PRICES` cannot be read.
-    """
+    """The price of a chip by its name in `pipeline.accelerators`; None where it is not known."""
     path = os.environ.get(VARIABLE)
     return {**PRICES, **(read_prices(path) if path else {})}.get(chip)
 
 
 def read_prices(path: str) -> dict[str, Price]:
-    """Prices of a TOML file, by chip.
-
-    Raises:
-        InputError: the file is missing, is not TOML, or names an unknown chip or field.
-    """
+    """Prices of a TOML file, by chip; `InputError` for one that has others than known chips."""
     try:
         with open(path, "rb") as file:
             tables = tomllib.load(file)
         if unknown := sorted(tables.keys() - TPUS.keys() - GPUS.keys()):
             raise ValueError(f"unknown chip {unknown[0]!r}; there are {', '.join((*TPUS, *GPUS))}")
-        unset = {"on_demand": None, "spot": None}
-        return {chip: decode(Price, {**unset, **table}) for chip, table in tables.items()}
+        return {chip: decode(Price, table) for chip, table in tables.items()}
     except (OSError, ValueError, TypeError) as error:
         raise InputError(
             f"{VARIABLE}={path}: expected a table for each chip, such as [v6e], with on_demand and "

@@ -164,7 +164,7 @@ def run_training(run: StepContext, request: TrainRequest) -> dict[str, Any]:
         start=request.start,
         name=run.root.rpartition("/")[2],
         run_directory=run.keep,
-        journal_directory=storage.join(run.root, "journal", run.ledger.generation),
+        journal_directory=storage.join(run.root, "journal", run.ledger.build),
         programs=earlier_programs(run),
         program_directory=storage.join(run.directory, "programs"),
     )
@@ -304,7 +304,7 @@ def record_checkpoint(
     from training.checkpoint.index import content_of, measured, read_index
 
     index = read_index(path)
-    name, files = shard_name(step), [File(*file) for file in measured(index)]
+    name, files = shard_name(step), [File(*file, "") for file in measured(index)]
     # Which checkpoints exist only for resuming depends on when attempts ended, so the content
     # digest of the output leaves them out.
     kept = kept_for_good(step, train)

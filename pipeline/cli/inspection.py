@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import shlex
 import time
 from collections.abc import Mapping
 from typing import Any
+
+import msgspec
 
 from pipeline.cli.context import Context, other_command, say
 from pipeline.errors import InputError
@@ -199,7 +200,7 @@ def _graph_page(context: Context) -> int:
         step = StepRecord(**recorded(node), state=state, reason=entry.reason)
         if entry.found is not None:
             manifests[node.key] = entry.found.manifest
-            step.origin = entry.found.origin or ""
+            step.origin = entry.found.elsewhere or ""
             step.state = "elsewhere" if step.origin else "reused"
             step.seconds = entry.found.manifest.seconds
         record.steps[node.key] = step
@@ -267,7 +268,7 @@ def show(context: Context) -> int:
     down = users(context.store.prefix, context.store.outputs(), path)
     if context.options.json:
         shards = tuple(manifest.shards)  # also those in a table
-        tree = json.loads(dataclasses.replace(manifest, shards=shards).to_bytes())
+        tree = json.loads(msgspec.structs.replace(manifest, shards=shards).to_bytes())
         tree["config"] = plain(tree["config"])
         made_from = {a.manifest.label: a.path for a in up}
         say_json({"path": path, **tree, "made_from": made_from, "used_by": list(down)})
@@ -279,11 +280,11 @@ def show(context: Context) -> int:
     say(f"  content     {manifest.content}")
     say(f"  built       {built}, {manifest.seconds:.1f} s, attempt {manifest.attempt}")
     say(f"  size        {manifest.size:,} bytes in {len(manifest.shards)} shards")
-    if entry.found.origin:
-        kind = manifest.origin.kind if manifest.origin else "shared store"
-        say(f"  files are   {entry.found.origin} ({kind})")
+    if entry.found.elsewhere:
+        kind = manifest.alias.kind if manifest.alias else "shared store"
+        say(f"  files are   {entry.found.elsewhere} ({kind})")
     _section("source", {name: str(summary) for name, summary in manifest.sources.items()})
-    for line in manifest.origin.differences if manifest.origin else ():
+    for line in manifest.alias.differences if manifest.alias else ():
         say(f"  ignoring    {line}")
     _section("config", {**entry.node.config, **entry.node.runtime})
     _section("result", {k: v for k, v in manifest.result.items() if k != "headline"})

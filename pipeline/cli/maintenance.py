@@ -160,7 +160,7 @@ def adopt(context: Context) -> int:
     if not context.options.source:
         confirm(context, f"adopt {source.path} as {node.label}")
     found = adoption.adopt(store, node, seen, source)
-    undo = f"; undo with adopt {shlex.quote(node.label)} --undo" if found.origin else ""
+    undo = f"; undo with adopt {shlex.quote(node.label)} --undo" if found.elsewhere else ""
     say(f"{node.label}: adopted {source.path}{undo}")
     return 0
 

@@ -7,8 +7,9 @@ the differences that were ignored. Steps that depend on it are reused too, by co
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
+
+import msgspec
 
 from pipeline.errors import CorruptOutput, InputError
 from pipeline.execute.reference import refer
@@ -81,7 +82,7 @@ def _make_own(node: Node, found: Found) -> Found:
     _, version = storage.read_versioned(url)
     defined = {"defined": source_code.definition(node.step.function)}
     theirs = found.manifest
-    mine = dataclasses.replace(theirs, provenance={**theirs.provenance, **defined})
+    mine = msgspec.structs.replace(theirs, provenance={**theirs.provenance, **defined})
     if not storage.replace_if(url, mine.to_bytes(), version):
         raise InputError(f"{found.path}: replaced by another process meanwhile; try again")
     return Found(found.path, mine)
@@ -120,7 +121,7 @@ def _remove(path: str, kinds: tuple[str, ...]) -> bool:
     except FileNotFoundError:
         return False
     found = manifest.load(path)
-    if found is None or found.origin is None or found.origin.kind not in kinds:
+    if found is None or found.alias is None or found.alias.kind not in kinds:
         return False
     if not storage.replace_if(url, None, version):
         raise InputError(f"{path}: replaced by another process meanwhile; try again")

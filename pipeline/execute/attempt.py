@@ -18,8 +18,10 @@ import time
 import traceback
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
+
+import msgspec
 
 from pipeline.errors import (
     Cancelled,
@@ -61,10 +63,7 @@ class Request:
     Attributes:
         inputs: input name -> (URL of its directory, its key).
         arguments: configuration and runtime arguments.
-        identity: identity of the node.
-        build: id of the build that the attempt belongs to.
         provenance: what the driver knows, with the step's code as the driver imported it.
-        keep_shards: reuse shards of other code too.
         replaces: attempt of the published output that this one is to replace; empty if none.
         live: the live inputs, and the builds that write them.
         packages: loggers whose INFO records go to the log: those of the step's own code.
@@ -245,7 +244,10 @@ def _open_inputs(request: Request) -> dict[str, tuple[str, Manifest]]:
             raise CorruptOutput(f"{path}: input {name!r} of {request.label} is gone; run again")
         if request.step.output.needs_input(name) and not request.link:
             path, found = bring_home(request.root.rpartition("/")[0], path, found)
-        opened[name] = (path, replace(found, label=request.labels.get(name, found.label)))
+        opened[name] = (
+            path,
+            msgspec.structs.replace(found, label=request.labels.get(name, found.label)),
+        )
     return opened
 
 
@@ -293,14 +295,14 @@ def _record(
     contents = {name: found.content for name, (_, found) in inputs.items()}
     contents |= {name: listing.digest for name, listing in request.listings.items()}
     if isinstance(body, Reference):
-        chosen, origin = refer_to(body, request.root, inputs, link=request.link)
+        chosen, alias = refer_to(body, request.root, inputs, link=request.link)
         shards, result = chosen.shards, plain_result(body.result)
         # The chosen artifact's class determines which inputs are part of its content, not
         # `step.output`; the digest of its own content includes them already.
         opened = {"origin": body.artifact.manifest.content}
-        needs = (origin.input,) if origin.input else None
+        needs = (alias.input,) if alias.input else None
     else:
-        shards, origin = _declared(run), None
+        shards, alias = _declared(run), None
         result = plain_result({} if body is None else body)
         opened = {name: c for name, c in contents.items() if request.step.output.reads(name)}
         needs = tuple(filter(request.step.output.needs_input, inputs))
@@ -311,16 +313,16 @@ def _record(
         label=request.label,
         config=request.identity.config,
         inputs=manifest.describe_inputs(request.root, inputs),
-        shards=shards if origin else keep_shards(run.root, run.attempt, shards),
+        shards=shards if alias else keep_shards(run.root, run.attempt, shards),
         result=result,
         content=digests.content(shards, result, opened),
-        recipe=digests.recipe(request.identity, contents),
+        action=digests.action(request.identity, contents),
         build=request.build,
         attempt=run.attempt,
         started=started,
         seconds=seconds,
         provenance={**made_by, **run.other_code()},
-        origin=origin,
+        alias=alias,
         sources=manifest.keep_sources(request.root, request.listings),
         needs=needs,
     )
@@ -392,7 +394,7 @@ def _tidy(request: Request, held: lease.Lease, record: Manifest, *, lost: bool) 
     """Index the published output and delete unneeded files; errors are only logged."""
     try:
         if not lost:
-            outputs.remember(request.root, record.recipe, request.key)
+            outputs.remember(request.root, record.action, request.key)
         left_overs.tidy(request.root, held, record.attempt, lost=lost)
     except (PonenteError, OSError) as error:
         logger.warning("could not index the output or delete left-over files: %s", error)

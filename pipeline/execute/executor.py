@@ -135,7 +135,7 @@ class Execution:
             if node.key in seen.found:
                 found = insist(node.label, partial(reuse, self._store, node, seen))
                 self.published[node.key] = seen.found[node.key] = found
-                self._tell("hit", node, seconds=found.manifest.seconds, origin=found.origin)
+                self._tell("hit", node, seconds=found.manifest.seconds, origin=found.elsewhere)
         return needed
 
     def why_small(self, needed: list[Node]) -> str:
@@ -236,14 +236,14 @@ class Execution:
         """Claim the build of a ready node and submit it, unless it was made from equal contents."""
         node, fresh = state.node, state.forced or state.replaces
         held = None if fresh else contents(node, self.published, self._listings)
-        recipe = made_from(node, self._states, self.published, self._listings)
+        made = made_from(node, self._states, self.published, self._listings)
         code = self._states.code_of(node)
 
         def ask() -> Found | tuple[Build, list[str]]:
             same = same_output(node, self._store, held or {})
             if same is not None:
                 return reuse_same(self._store, node, self.published, self._listings, same)
-            return claim(self._store, state, recipe, code)
+            return claim(self._store, state, made, code)
 
         def claimed(found: Found | tuple[Build, list[str]]) -> None:
             if isinstance(found, Found):
@@ -352,7 +352,7 @@ class Execution:
         """Record a published output; `outcome` is None for one that refers to another's files."""
         self.published[node.key] = found
         if outcome is None:
-            self._tell("hit", node, seconds=found.manifest.seconds, origin=found.origin)
+            self._tell("hit", node, seconds=found.manifest.seconds, origin=found.elsewhere)
         else:
             if outcome.status == "published":
                 self.executed.append(node)

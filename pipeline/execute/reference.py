@@ -1,14 +1,15 @@
 """Publishing an output that refers to another output's files: early cutoff, adoption.
 
 Nothing is copied in one store. The referring manifest, an alias, has the node's own key,
-configuration and inputs; its `origin` names the output that owns the files, at the end of any chain
+configuration and inputs; its `alias` names the output that owns the files, at the end of any chain
 of references. An output of another store is copied first, unless the store is to be linked to it.
 """
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
+
+import msgspec
 
 from pipeline.errors import StorageError, StoreUnavailable
 from pipeline.graph.step import Node
@@ -18,7 +19,7 @@ from pipeline.identity.listing import Listing
 from pipeline.plan.listings import external_values
 from pipeline.store import lease, manifest, storage
 from pipeline.store.copies import bring_home, is_elsewhere
-from pipeline.store.manifest import Manifest, Origin
+from pipeline.store.manifest import Alias, Manifest
 from pipeline.store.outputs import Found, Store, remember
 
 
@@ -34,7 +35,7 @@ def refer(
     """Publish the output `to` as this node's, unless another process published it meanwhile.
 
     `inputs` are the node's current ones; some may be missing when adopting. `kind` and
-    `differences`: see `Origin`.
+    `differences`: see `Alias`.
 
     Raises:
         CorruptOutput: `to` is damaged.
@@ -47,9 +48,9 @@ def refer(
     contents = {name: found.manifest.content for name, found in inputs.items()}
     contents |= {name: listing.digest for name, listing in listings.items()}
     owner, chosen = theirs.key, ""
-    if theirs.origin is not None:
-        owner, chosen = theirs.origin.key, theirs.origin.input
-    record = dataclasses.replace(
+    if theirs.alias is not None:
+        owner, chosen = theirs.alias.key, theirs.alias.input
+    record = msgspec.structs.replace(
         theirs,
         key=node.key,
         step=node.step.name,
@@ -58,8 +59,8 @@ def refer(
         config=node.identity.config,
         inputs=manifest.describe_inputs(path, {n: (f.path, f.manifest) for n, f in inputs.items()}),
         sources=manifest.keep_sources(path, listings),
-        recipe=digests.recipe(node.identity, contents),
-        origin=Origin(
+        action=digests.action(node.identity, contents),
+        alias=Alias(
             kind, manifest.make_ref(path, theirs.home(to.path)), owner, chosen, differences
         ),
     )
@@ -70,7 +71,7 @@ def refer(
     if published is None:
         raise StorageError(f"{path}: its manifest was deleted while it was being published")
     if set(inputs) | set(listings) == set(node.inputs) | set(external_values(node)):
-        remember(path, record.recipe, node.key)
+        remember(path, record.action, node.key)
     return Found(path, published)
 
 
@@ -84,8 +85,8 @@ def _withdraw_if_collected(url: str, to: Found) -> None:
 
 def refer_to(
     body: Reference, root: str, inputs: dict[str, tuple[str, Manifest]], *, link: bool
-) -> tuple[Manifest, Origin]:
-    """The output that a body refers to, and the origin: the owner of its files.
+) -> tuple[Manifest, Alias]:
+    """The output that a body refers to, and the alias of the owner of its files.
 
     One of another store is copied first, and becomes the input, unless the store is linked to it.
     """
@@ -95,5 +96,5 @@ def refer_to(
         path, found = bring_home(root.rpartition("/")[0], path, found)
     if name:
         inputs[name] = (path, found)
-    key = found.origin.key if found.origin is not None else found.key
-    return found, Origin(body.kind, manifest.make_ref(root, found.home(path)), key, name)
+    key = found.alias.key if found.alias is not None else found.key
+    return found, Alias(body.kind, manifest.make_ref(root, found.home(path)), key, name, ())

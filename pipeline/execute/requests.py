@@ -50,7 +50,7 @@ def reuse_same(
 def made_from(
     node: Node, states: States, published: Mapping[str, Found], listings: Listings
 ) -> dict[str, str]:
-    """What the recipe of a node's build holds: contents, and the builds of live inputs."""
+    """What the action digest of a node's build holds: contents, and the builds of live inputs."""
     return listings.digests(node) | {
         name: _source(states[child.key], published).build
         if name in node.live
@@ -83,7 +83,7 @@ def make_request(
     def opened(child: Node) -> str:
         """The attempt that published an input; empty where it is not known, as for an alias."""
         found = published.get(child.key)
-        return found.manifest.attempt if found is not None and not found.manifest.origin else ""
+        return found.manifest.attempt if found is not None and not found.manifest.alias else ""
 
     # Top-level packages and modules of the step's own code.
     tops = (file.partition("/")[0].removesuffix(".py") for file in code["sources"])
@@ -122,19 +122,19 @@ def _source(state: NodeState, published: Mapping[str, Found]) -> Source:
 
 
 def claim(
-    store: Store, state: NodeState, recipe: Mapping[str, str], code: Mapping[str, Any]
+    store: Store, state: NodeState, contents: Mapping[str, str], code: Mapping[str, Any]
 ) -> tuple[Build, list[str]]:
-    """The build that the next attempt belongs to, and warnings; `recipe` is as of `made_from`.
+    """The build that the next attempt belongs to, and warnings; `contents` are as of `made_from`.
 
     Raises:
         InputError: when another step of the node's name works on the build.
     """
     node, path = state.node, store.path(state.node)
-    digest = digests.recipe(node.identity, recipe)
+    digest = digests.action(node.identity, contents)
     # What replaces an output is a build of its own, and a retry belongs to that of its first try.
     forced = state.forced and not (state.replaces or state.build)
     own = node.identity.config
-    build = find_build(path, digest, state.replaces, own, recipe, forced=forced, claim=True)
+    build = find_build(path, digest, state.replaces, own, contents, forced=forced, claim=True)
     ledger = Ledger(path, build.id, source_code.code_digest(code))
     if problem := foreign_build(node, ledger):
         raise InputError(problem)

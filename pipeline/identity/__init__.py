@@ -1,1 +1,1 @@
-"""Digests of keys, recipes, builds, contents and source code."""
+"""Digests of keys, actions, builds, contents and source code."""

@@ -1,7 +1,7 @@
 """The four digests of the engine.
 
     key       identifies an output     names its directory; known before anything runs
-    recipe    identifies what it is    the key, with the contents of the inputs in place of their
+    action    identifies what it is    the key, with the contents of the inputs in place of their
               made from                keys
     build_id  identifies a build       names the ledger that the build's attempts share
     content   identifies its data      users of an output with equal content are not run again
@@ -50,10 +50,10 @@ def key(identity: Identity, inputs: Mapping[str, str]) -> str:
     return digest({**identity.to_json(), "inputs": dict(inputs)})
 
 
-def recipe(identity: Identity, contents: Mapping[str, str]) -> str:
+def action(identity: Identity, contents: Mapping[str, str]) -> str:
     """As `key`, with the contents of the inputs in place of their keys.
 
-    Two nodes with equal recipes build equal outputs, even if the keys of their inputs differ.
+    Two nodes of one action digest build equal outputs, even if the keys of their inputs differ.
 
     Args:
         identity: identity of the node.
@@ -67,16 +67,16 @@ def recipe(identity: Identity, contents: Mapping[str, str]) -> str:
     return digest(made_from)
 
 
-def build_id(recipe: str, replaces: str, number: int = 0) -> str:
+def build_id(action: str, replaces: str, number: int = 0) -> str:
     """The id of a build; its attempts resume each other's work.
 
     Args:
-        recipe: digest of the recipe.
+        action: the action digest.
         replaces: attempt of the published output that the build is to replace; empty for none.
         number: distinguishes builds whose configurations differ by a changed default, see
             `store.builds`.
     """
-    return digest([recipe, replaces, *([number] if number else [])])[:12]
+    return digest([action, replaces, *([number] if number else [])])[:12]
 
 
 class _File(Protocol):

@@ -15,6 +15,8 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import msgspec
+
 from pipeline.identity import fingerprint
 
 _NAMED = 4  # files named in a message
@@ -38,8 +40,7 @@ class ListedFile:
     digest: str = ""
 
 
-@dataclass(frozen=True)
-class Summary:
+class Summary(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A listing without its files, as a manifest records it.
 
     Attributes:

@@ -211,7 +211,7 @@ def _html_files(manifest: Manifest) -> list[str]:
         f"{shard.root}/{file.path}"
         for shard in manifest.shards
         for file in shard.files
-        if file.path.endswith(".html") and manifest.origin is None
+        if file.path.endswith(".html") and manifest.alias is None
     ]
 
 

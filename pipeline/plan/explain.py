@@ -19,8 +19,8 @@ def explain(planned: list[Planned], entry: Planned, store: Store) -> Iterator[st
     yield f"  step       {node.step.name}, version {node.step.version}"
     if entry.found is not None:
         yield f"  reason     {entry.reason}"
-        if entry.found.origin:
-            yield f"  files are  {entry.found.origin}"
+        if entry.found.elsewhere:
+            yield f"  files are  {entry.found.elsewhere}"
     else:
         if entry.nearest:
             yield f"  nearest    {storage.join(store.prefix, entry.nearest)}"

@@ -27,7 +27,7 @@ class Ancestor:
     def parents(self) -> list[str]:
         """URLs of the outputs it read, and of the one it refers to."""
         inputs = [reference["directory"] for reference in self.manifest.inputs.values()]
-        origin = self.manifest.origin
+        origin = self.manifest.alias
         if origin is not None:
             inputs.append(origin.directory)
         return list(dict.fromkeys(resolve_ref(self.path, directory) for directory in inputs))

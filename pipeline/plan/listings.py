@@ -33,7 +33,7 @@ class Listings:
         return self.found.get(node.key, {})
 
     def digests(self, node: Node) -> dict[str, str]:
-        """Digest of each of the node's listings, by argument; part of `contents` in its recipe."""
+        """Digest of each of the node's listings, by argument; part of its action digest."""
         return {name: listing.digest for name, listing in self.of(node).items()}
 
 

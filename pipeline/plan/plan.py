@@ -245,14 +245,14 @@ def _build_of(node: Node, path: str, seen: GraphState, how: _How) -> Build | Non
         below = contents(child, seen.found, seen.listings) if name in node.live else None
         if below is None:
             return None
-        recipe = digests.recipe(child.identity, below)
+        action = digests.action(child.identity, below)
         config = child.identity.config
         place = storage.join(path.rpartition("/")[0], child.directory)
-        held[name] = find_build(place, recipe, "", config, below).id
-    recipe = digests.recipe(node.identity, held)
+        held[name] = find_build(place, action, "", config, below).id
+    action = digests.action(node.identity, held)
     replaces = seen.replaces(node.key)
     forced = node.key in how.forced and not replaces
-    return find_build(path, recipe, replaces, node.identity.config, held, forced=forced)
+    return find_build(path, action, replaces, node.identity.config, held, forced=forced)
 
 
 def last_failure(path: str) -> dict[str, Any] | None:
@@ -275,8 +275,8 @@ def _hit_reason(found: Found, *, same: bool) -> str:
         return f"{reason}; made before from inputs of the same content: {found.path}"
     if found.shared:
         return f"{reason}; shared: {found.path}"
-    if found.manifest.origin is not None:
-        origin = found.manifest.origin
+    if found.manifest.alias is not None:
+        origin = found.manifest.alias
         ignored = f", ignoring {'; '.join(origin.differences)}" if origin.differences else ""
         return f"{reason}; {origin.kind}: {origin.directory}{ignored}"
     return reason

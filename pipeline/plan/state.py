@@ -189,7 +189,7 @@ def same_output(node: Node, store: Store, held: Mapping[str, str]) -> Found | No
 
 def foreign(node: Node, found: Found) -> str:
     """Why an output is that of another step of this name; empty when it is not, or was adopted."""
-    origin, recorded = found.manifest.origin, found.manifest.provenance
+    origin, recorded = found.manifest.alias, found.manifest.provenance
     if origin is not None and origin.kind == ADOPTED:
         return ""
     there = source_code.other_step(node.step.function, recorded)

@@ -1,6 +1,6 @@
 """The build of an output that an attempt belongs to: never one begun with other default values.
 
-A build's id is a digest of its recipe and of the output it replaces (`digests.build_id`). Recipes
+A build's id is a digest of its action and of the output it replaces (`digests.build_id`). Those
 leave out fields that have their default value, so after a change of a default the id alone would
 let an attempt resume shards made with the old value. Every build therefore records the full
 configurations of its attempts, and an attempt whose configuration conflicts with them belongs to
@@ -51,7 +51,7 @@ class Build:
 
 def find_build(
     root: str,
-    recipe: str,
+    action: str,
     replaces: str,
     config: Any,
     contents: Collection[str] = (),
@@ -63,10 +63,10 @@ def find_build(
 
     Args:
         root: URL of the directory.
-        recipe: digest of the recipe, see `digests.recipe`.
+        action: see `digests.action`.
         replaces: attempt of the published output that is to be replaced; empty for none.
         config: full canonical configuration.
-        contents: names of the arguments that the recipe has by content; their values may differ.
+        contents: names of the arguments that `action` has by content; their values may differ.
         forced: give up an unfinished build, unless it was begun by giving up another one: what
             `--force` has begun, `--force` resumes.
         claim: record the configuration in the build, and which one is given up.
@@ -74,7 +74,7 @@ def find_build(
     conflicts: tuple[str, ...] = ()
     given_up = ""
     for number in itertools.count():
-        build = digests.build_id(recipe, replaces, number)
+        build = digests.build_id(action, replaces, number)
         directory = storage.join(root, DIRECTORY, build)
         names = storage.list_names(directory)
         if _GIVEN_UP in names:
@@ -215,7 +215,7 @@ def changed_defaults(
 ) -> list[str]:
     """Differences between the configurations of a published output and of a node, one line each.
 
-    Both have the same key or recipe, so the differences are changed defaults. `contents` as for
+    Both have the same key or action, so the differences are changed defaults. `contents` as for
     `find_build`.
     """
     if fingerprint.same(published.config, config):

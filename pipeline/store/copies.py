@@ -7,10 +7,11 @@ entered in a ledger, so a copy that was killed goes on where it ended.
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import uuid
 from typing import Any
+
+from msgspec.structs import replace
 
 from pipeline.errors import CorruptOutput, InputError
 from pipeline.identity import digests
@@ -49,7 +50,7 @@ def bring_home(prefix: str, path: str, theirs: Manifest) -> tuple[str, Manifest]
         try:
             record = _copied(here, path, theirs, f"{held.number:06d}-{uuid.uuid4().hex[:8]}")
             storage.create(storage.join(here, manifest.NAME), record.to_bytes())
-            outputs.remember(here, record.recipe, record.key)
+            outputs.remember(here, record.action, record.key)
             left_overs.tidy(here, held, record.attempt, lost=False)
         finally:
             held.release()
@@ -71,23 +72,21 @@ def _copied(here: str, path: str, theirs: Manifest, attempt: str) -> Manifest:
         name = storage.join(manifest.SOURCES, f"{summary.digest}.json").lstrip("/")
         if manifest.source_files(path, summary) is not None:
             storage.create(storage.join(here, name), storage.read_bytes(storage.join(path, name)))
-    record = dataclasses.replace(
+    record = replace(
         theirs,
         inputs=inputs,
         attempt=attempt,
-        origin=None,
+        alias=None,
         provenance={**theirs.provenance, "copied_from": path},
     )
-    if theirs.origin is not None and (chosen := inputs.get(theirs.origin.input)) is not None:
+    if theirs.alias is not None and (chosen := inputs.get(theirs.alias.input)) is not None:
         # A selection refers to the candidate that it chose, which was copied with what it needs.
         winner = resolve_ref(here, chosen["directory"])
         if (found := manifest.load(winner)) is not None:
-            origin = dataclasses.replace(
-                theirs.origin, directory=make_ref(here, found.home(winner))
-            )
-            return dataclasses.replace(record, origin=origin, shards=found.shards)
-    generation = digests.digest([theirs.key, theirs.attempt, theirs.content])[:12]
-    ledger, home = Ledger(here, generation), theirs.home(path)
+            alias = replace(theirs.alias, directory=make_ref(here, found.home(winner)))
+            return replace(record, alias=alias, shards=found.shards)
+    build = digests.digest([theirs.key, theirs.attempt, theirs.content])[:12]
+    ledger, home = Ledger(here, build), theirs.home(path)
     finished = ledger.finished()
 
     def copy(shard: Shard) -> Shard:
@@ -102,7 +101,7 @@ def _copied(here: str, path: str, theirs: Manifest, attempt: str) -> Manifest:
 
     copies = concurrently(copy, theirs.shards, here if storage.is_local(home) else home)
     moved = [(old.root, new.root) for old, new in zip(theirs.shards, copies, strict=True)]
-    return dataclasses.replace(
+    return replace(
         record,
         shards=keep_shards(here, attempt, copies),
         result={**theirs.result, **_headline(theirs.result, moved)},

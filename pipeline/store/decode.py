@@ -1,14 +1,11 @@
-"""Strict decoding of JSON into dataclasses with msgspec: every field present, known and typed.
+"""Records in a store: strict JSON in, JSON out.
 
-All records are read with it: a truncated or hand-edited record, or one of another version, must
-fail here and not become an object that fails later. Only the fields that a class names in `ADDED`,
-which records of earlier versions lack, may be missing; they get their default.
+A truncated or hand-edited record, or one of another version, must fail here and not become an
+object that fails later.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import functools
 import json
 import math
 from collections.abc import Iterator, Mapping
@@ -19,6 +16,10 @@ import msgspec
 from pipeline.errors import InputError
 
 T = TypeVar("T")
+
+
+class Stored(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A record in a store; only a field that records of earlier versions lack has a default."""
 
 
 def parse_json(data: bytes) -> Any:
@@ -132,33 +133,8 @@ def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def decode(kind: type[T], tree: Any) -> T:
-    """The inverse of `msgspec.to_builtins` for frozen dataclasses of JSON types.
-
-    Raises:
-        ValueError: naming a field that is missing, unknown, of another type or out of range.
-    """
+    """A record from JSON values; the `ValueError` names the field that is not as declared."""
     try:
-        value = msgspec.convert(tree, kind)
+        return msgspec.convert(tree, kind)
     except (msgspec.ValidationError, OverflowError, RecursionError) as error:
         raise ValueError(f"{kind.__name__}: {error}") from None
-    _check_fields(tree, value, kind.__name__)
-    return value
-
-
-def _check_fields(tree: Any, value: Any, at: str) -> None:
-    """Raise `ValueError` for unknown and for missing fields, both of which msgspec accepts."""
-    if isinstance(value, tuple):
-        for index, item in enumerate(value):
-            _check_fields(tree[index], item, f"{at}[{index}]")
-    elif names := _field_names(type(value)):
-        wrong = (tree.keys() ^ names) - (getattr(value, "ADDED", frozenset()) - tree.keys())
-        if wrong:
-            raise ValueError(f"{at}: wrong fields: {sorted(wrong)}")
-        for name in names & tree.keys():
-            _check_fields(tree[name], getattr(value, name), f"{at}.{name}")
-
-
-@functools.cache
-def _field_names(kind: type) -> frozenset[str]:
-    fields = dataclasses.fields(kind) if dataclasses.is_dataclass(kind) else ()
-    return frozenset(field.name for field in fields)

@@ -17,25 +17,24 @@ in one object, for the attempt after it. A copy counts while the record's object
 the time that it had when it was copied, so a record that was claimed, replaced or dropped since is
 looked at itself.
 
-Each build has its own ledger (`generation`, the build's id). A rebuild, or a build over inputs that
+Each build has its own ledger. A rebuild, or a build over inputs that
 changed since, starts another one, so shards of two builds never mix.
 """
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import hashlib
 from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import msgspec
 
 from pipeline.errors import CorruptOutput, InputError, StorageError, WorkerLost
 from pipeline.identity import fingerprint
 from pipeline.store import integrity, storage
-from pipeline.store.decode import decode, parse_json, plain_result, to_json
+from pipeline.store.decode import Stored, decode, parse_json, plain_result, to_json
 from pipeline.store.parallel import by_item, in_order
 from pipeline.store.shards import File, Shard
 
@@ -47,15 +46,13 @@ _Version = tuple[int, float | None]  # size and time of the last write of an obj
 _Copy = tuple[str, _Version, str]  # name of the shard, version of its record, the record
 
 
-@dataclass(frozen=True)
-class Record:
+class Record(Stored, frozen=True):
     """A finished shard, the attempt that may drop it, and the digest of the code that wrote it.
 
     `code` is empty where that is not known: in records of earlier versions, and for a step without
     a source file.
     """
 
-    ADDED: ClassVar = frozenset({"code"})
     owner: str
     shard: Shard
     code: str = ""
@@ -72,14 +69,14 @@ class Ledger:
     """
 
     root: str
-    generation: str = "first"
+    build: str = "first"
     code: str = ""
     keep: bool = False
 
     @property
     def directory(self) -> str:
         """URL of the directory of the records."""
-        return storage.join(self.root, DIRECTORY, self.generation)
+        return storage.join(self.root, DIRECTORY, self.build)
 
     def record(self, name: str) -> str:
         """URL of the record of a shard.
@@ -269,7 +266,7 @@ class Ledger:
             if found is None:
                 return None
             self._check_owner(name, found.owner, attempt)
-            new = None if drop else to_json(dataclasses.replace(found, owner=attempt))
+            new = None if drop else to_json(msgspec.structs.replace(found, owner=attempt))
             if (found.owner == attempt and not drop) or storage.replace_if(
                 self.record(name), new, version
             ):

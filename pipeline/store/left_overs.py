@@ -111,12 +111,12 @@ def unneeded(
     retired = {path: m for path, m in old.items() if m and stays(m)}
     kept = {path for m in (published, *retired.values()) for path in m.paths()}
     gone = sorted(old.keys() - retired.keys())
-    generations = tree.names(LEDGER)
-    for generation in generations if thorough or len(generations) > 1 else ():
-        ledger = Ledger(tree.root, generation)
-        records = [n for n in tree.names(f"{LEDGER}/{generation}") if n.endswith(".json")]
+    builds = tree.names(LEDGER)
+    for build in builds if thorough or len(builds) > 1 else ():
+        ledger = Ledger(tree.root, build)
+        records = [n for n in tree.names(f"{LEDGER}/{build}") if n.endswith(".json")]
         names = {ledger.shard_name(record) for record in records}
-        if len(generations) == 1 and names <= {shard.name for shard in published.shards}:
+        if len(builds) == 1 and names <= {shard.name for shard in published.shards}:
             continue  # the ledger of the published output, with no other shards in it
         shards = ledger.finished()
         if _resumable(shards.values(), kept, published.attempt):

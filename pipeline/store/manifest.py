@@ -2,21 +2,19 @@
 
 It contains the full 256-bit key (compared on every hit), every file with size and SHA-256 (of many
 shards in a table beside it, see `shards.py`), the result of the step, a digest of the content, and
-the provenance. A manifest may own no files and refer to those of another output (`Origin`): an
+the provenance. A manifest may own no files and refer to those of another output (`Alias`): an
 adopted output, one made before from inputs of the same content, the best candidate of a sweep. A
 truncated or foreign manifest, or one of another schema, raises `CorruptOutput`.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import re
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 import msgspec
 
@@ -24,7 +22,7 @@ from pipeline.errors import CorruptOutput, InputError, PonenteError
 from pipeline.identity.listing import ListedFile, Listing, Summary, files_from_bytes
 from pipeline.store import retry, storage
 from pipeline.store import shards as shard_lists
-from pipeline.store.decode import decode, to_json
+from pipeline.store.decode import Stored, decode, to_json
 from pipeline.store.shards import Shard, ShardTable, Table, check_sizes
 
 SCHEMA = 5
@@ -32,7 +30,7 @@ _INLINE_ONLY = 4  # the schema before, in which a manifest has all its shards it
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e11)]  # within the calendar's range
 NAME = "manifest.json"
 SOURCES = "sources"  # next to the manifest: directory of listings
-ADOPTED, SAME_INPUTS = "adopted", "same inputs"  # kinds of origins
+ADOPTED, SAME_INPUTS = "adopted", "same inputs"  # kinds of aliases
 RETIRED = "retired"  # manifests that a rebuild replaced
 FAILURE = "failure.json"
 PROCESS_LOGS = "logs"  # in an attempt: logs of the processes of a gang
@@ -63,8 +61,7 @@ def fill(line: str, home: str, labels: Mapping[str, str]) -> str:
     return line.replace(OUTPUT, home)
 
 
-@dataclass(frozen=True)
-class Origin:
+class Alias(Stored, frozen=True):
     """The output whose files a manifest refers to.
 
     Attributes:
@@ -78,12 +75,11 @@ class Origin:
     kind: str
     directory: str
     key: str
-    input: str = ""
-    differences: tuple[str, ...] = ()
+    input: str
+    differences: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class Manifest:
+class Manifest(Stored, frozen=True, rename={"action": "recipe", "alias": "origin"}):
     """The record of a published output.
 
     Attributes:
@@ -95,11 +91,11 @@ class Manifest:
             directory is a name in the same store, or a URL in another store.
         shards: the output's shards, sorted by name; a `ShardTable` reads them when asked.
         result: the JSON mapping the step returned.
-        content, recipe, build: see `pipeline.identity.digests`.
+        content, action, build: see `pipeline.identity.digests`.
         attempt: the attempt that published.
         started: Unix time in seconds; `seconds`: wall time of the publishing attempt.
         provenance: git commit, source digests, package versions (see `provenance.py`).
-        origin: the output whose files these are; None when they are this output's own.
+        alias: the output whose files these are; None when they are this output's own.
         sources: listing of each external argument, without its files; `source_files` reads those.
         needs: names of the inputs that it cannot be used without; None (any) in older manifests.
     """
@@ -113,17 +109,15 @@ class Manifest:
     shards: Sequence[Shard]
     result: dict[str, Any]
     content: str
-    recipe: str
+    action: str
     attempt: str
     started: Seconds
     seconds: Seconds
     provenance: dict[str, Any]
-    build: str = ""
-    origin: Origin | None = None
-    sources: dict[str, Summary] = field(default_factory=dict)
+    build: str
+    alias: Alias | None
+    sources: dict[str, Summary]
     needs: tuple[str, ...] | None = None
-    ADDED: ClassVar = frozenset({"needs"})
-    schema: int = SCHEMA
 
     def shard(self, name: str) -> Shard:
         """The shard of that name. Raises `KeyError` that names a few of the existing ones."""
@@ -156,14 +150,13 @@ class Manifest:
 
     def home(self, path: str) -> str:
         """The directory with its shards, when the manifest itself is in directory `path`."""
-        return path if self.origin is None else resolve_ref(path, self.origin.directory)
+        return path if self.alias is None else resolve_ref(path, self.alias.directory)
 
     def to_bytes(self) -> bytes:
         """JSON for `load`."""
-        shards: Any = self.shards
-        if isinstance(shards, ShardTable):
-            shards = shards.table
-        return to_json(dataclasses.replace(self, shards=shards, schema=SCHEMA))
+        shards = self.shards.table if isinstance(self.shards, ShardTable) else self.shards
+        tree = msgspec.to_builtins(msgspec.structs.replace(self, shards=()))
+        return to_json({**tree, "shards": shards, "schema": SCHEMA})
 
 
 def resolve_ref(path: str, directory: str) -> str:
@@ -212,11 +205,11 @@ def chosen(path: str, manifest: Manifest) -> tuple[str, Manifest]:
     Raises:
         CorruptOutput: when the chosen input is missing.
     """
-    while manifest.origin is not None and (name := manifest.origin.input):
+    while manifest.alias is not None and (name := manifest.alias.input):
         # Through the input and not the origin: the chosen candidate may itself refer to an output
         # whose inputs were deleted. Only an adopted selection may lack its inputs.
         read = manifest.inputs.get(name)
-        winner = resolve_ref(path, read["directory"] if read else manifest.origin.directory)
+        winner = resolve_ref(path, read["directory"] if read else manifest.alias.directory)
         found = load(winner)
         if found is None:
             raise CorruptOutput(f"{winner}: input {name} that {path} chose is missing; run again")
@@ -243,25 +236,25 @@ def parse(url: str, path: str) -> Manifest | None:
         reason = shard_lists.damage(error)
         raise CorruptOutput(f"{url}: not readable JSON ({reason}); {_AWAY}") from error
     try:
-        schema = tree.get("schema") if isinstance(tree, dict) else None
+        schema = tree.pop("schema", None) if isinstance(tree, dict) else None
         if type(schema) is int and schema not in (SCHEMA, _INLINE_ONLY):
             raise CorruptOutput(f"{url}: schema {schema}, this version reads {SCHEMA}; {_AWAY}")
         if not isinstance(tree, dict) or "shards" not in tree:
             raise ValueError("no shards")
         listed, many = tree["shards"], schema == SCHEMA and isinstance(tree["shards"], dict)
-        manifest = decode(Manifest, {**tree, "shards": []})
+        manifest = decode(Manifest, {**tree, "shards": ()})
         for name, reference in manifest.inputs.items():
             if set(reference) != {"key", "directory", "digest"}:
                 raise ValueError(f"input {name}: wrong fields: {sorted(reference)}")
             _check_directory(reference["directory"])
-        if manifest.origin is not None:
-            _check_directory(manifest.origin.directory)
+        if manifest.alias is not None:
+            _check_directory(manifest.alias.directory)
         shards = (
             ShardTable(manifest.home(path), path.rpartition("/")[2], decode(Table, listed))
             if many
             else _inline(decode(tuple[Shard, ...], listed))
         )
-        return dataclasses.replace(manifest, shards=shards)
+        return msgspec.structs.replace(manifest, shards=shards)
     except ValueError as error:
         raise CorruptOutput(f"{url}: not a manifest of ours ({error!r}); {_AWAY}") from error
 
@@ -321,14 +314,14 @@ def load_late(path: str, key: str) -> Manifest | None:
 
 
 def check_files(path: str, manifest: Manifest) -> None:
-    """Raise `CorruptOutput` when a file of the output, its own or of its origin, has another size.
+    """Raise `CorruptOutput` when a file of the output, its own or an alias's, has another size.
 
     Requests to another store than the output's own have a deadline of a few seconds; the error for
     an unreachable one has a `__cause__`.
     """
     # The directory names the step, whatever its label is in the graph of today.
     home, remedy = manifest.home(path), f"build it again with --force {path.rpartition('/')[2]}"
-    if manifest.origin is None:
+    if manifest.alias is None:
         check_sizes(home, manifest.shards, remedy)
         return
     near = home.rpartition("/")[0] == path.rpartition("/")[0]

@@ -1,8 +1,8 @@
 """Finding outputs: in the user's own store, and then in shared stores, which are only read.
 
-`find` looks up an output by the node's key. `same` looks it up by the node's recipe, in a small
-index of `recipe` digests: when an input was built again, or with another configuration, and has the
-same content as before, the output made from it before is still valid (early cutoff).
+`find` looks up an output by the node's key. `same` looks it up by the node's action digest: when an
+input was built again, or with another configuration, and has the same content as before, the
+output made from it before is still valid (early cutoff).
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Found:
         return [manifest.fill(str(line), home, labels) for line in lines]
 
     @property
-    def origin(self) -> str | None:
+    def elsewhere(self) -> str | None:
         """URL of the directory with its files; None when that is its own in the user's store."""
         home = self.manifest.home(self.path)
         return home if self.shared or home != self.path else None
@@ -136,10 +136,10 @@ class Store:
         """
         if node.reads_lineage or not contents:
             return None
-        recipe = digests.recipe(node.identity, contents)
+        action = digests.action(node.identity, contents)
         for prefix in (self.prefix, *self.shared):
             try:
-                entry = storage.read_json(_entry(prefix, recipe))
+                entry = storage.read_json(_entry(prefix, action))
                 path = storage.join(prefix, entry["directory"])
                 found = manifest.load_verified(path, entry["key"])
             except FileNotFoundError:
@@ -149,7 +149,7 @@ class Store:
                     raise
                 logger.warning("index of %s is skipped: %s", prefix, error)
                 continue
-            if found is None or found.recipe != recipe:
+            if found is None or found.action != action:
                 continue
             if not changed_defaults(path, found, node.identity.config, contents):
                 return Found(path, found, shared=prefix != self.prefix)
@@ -165,15 +165,15 @@ def is_output_name(name: str) -> bool:
     return _OUTPUT_NAME.fullmatch(name) is not None
 
 
-def remember(path: str, recipe: str, key: str) -> None:
+def remember(path: str, action: str, key: str) -> None:
     """Enter the output in directory `path` into its store's index; a later entry replaces it."""
     prefix, _, directory = path.rpartition("/")
     entry = json.dumps({"directory": directory, "key": key}).encode()
-    storage.write_atomic(_entry(prefix, recipe), entry, durable=False)
+    storage.write_atomic(_entry(prefix, action), entry, durable=False)
 
 
-def _entry(prefix: str, recipe: str) -> str:
-    return storage.join(prefix, _INDEX, recipe[:2], f"{recipe}.json")
+def _entry(prefix: str, action: str) -> str:
+    return storage.join(prefix, _INDEX, action[:2], f"{action}.json")
 
 
 def forget_missing(prefix: str) -> int:

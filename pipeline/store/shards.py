@@ -23,7 +23,7 @@ import msgspec
 
 from pipeline.errors import CorruptOutput, InputError, StoreUnavailable
 from pipeline.store import storage
-from pipeline.store.decode import to_json
+from pipeline.store.decode import Stored, to_json
 from pipeline.store.parallel import list_together
 
 INLINE = 64  # most shards that a manifest has in itself, for one request instead of two
@@ -38,8 +38,7 @@ _Line = tuple[str, str, dict[str, Any], tuple[tuple[str, Size, Sha256, str], ...
 _decoder = msgspec.json.Decoder(_Line)
 
 
-@dataclass(frozen=True, slots=True)
-class File:
+class File(Stored, frozen=True):
     """One file of a shard.
 
     Attributes:
@@ -53,11 +52,10 @@ class File:
     path: str
     size: Size
     sha256: Sha256
-    blocks: str = ""
+    blocks: str
 
 
-@dataclass(frozen=True, slots=True)
-class Shard:
+class Shard(Stored, frozen=True):
     """A finished shard of an output.
 
     Attributes:
@@ -99,8 +97,7 @@ class Shard:
 _check_path = functools.lru_cache(1 << 12)(functools.partial(storage.join, ""))
 
 
-@dataclass(frozen=True)
-class Table:
+class Table(Stored, frozen=True):
     """What a manifest records of its table of shards; its path is refused outside the attempts.
 
     Attributes:

@@ -110,8 +110,8 @@ def steps_saved(node: Node, results: Results) -> int:
             return 0
         held[name] = results.places[child.key][1].content
     root = storage.join(results.prefix, node.directory)
-    recipe = digests.recipe(node.identity, held)
-    ledger = Ledger(root, find_build(root, recipe, "", node.identity.config, held).id)
+    action = digests.action(node.identity, held)
+    ledger = Ledger(root, find_build(root, action, "", node.identity.config, held).id)
     saved = ledger.finished(CHECKPOINTS).values()
     return max((shard.result["step"] for shard in saved), default=0)
 

@@ -165,7 +165,7 @@ def _meant(path: str, manifest: Manifest) -> tuple[str, Manifest]:
 
 def _read(path: str, manifest: Manifest) -> dict[str, str]:
     """URL of the directory of each input, by name."""
-    if not manifest.inputs and manifest.origin is not None:
+    if not manifest.inputs and manifest.alias is not None:
         # An adopted output may record no inputs; the manifest of the original output has them.
         path = manifest.home(path)
         manifest = load(path) or manifest

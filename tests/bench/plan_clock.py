@@ -5,7 +5,6 @@ A script, so that it can say what a process that only plans has imported.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import json
 import sys
@@ -57,7 +56,7 @@ def publish(prefix: str, nodes: list[Node]) -> None:
         directory = Path(storage.join(path, "attempts", "1", "shards", "all"))
         directory.mkdir(parents=True)
         (directory / "n").write_bytes(b"1234")
-        shard = Shard("all", "attempts/1/shards/all", (File("n", 4, "0" * 64),), {})
+        shard = Shard("all", "attempts/1/shards/all", (File("n", 4, "0" * 64, ""),), {})
         inputs = {
             name: {"key": child.key, "directory": child.directory, "digest": ""}
             for name, child in node.inputs.items()
@@ -72,14 +71,17 @@ def publish(prefix: str, nodes: list[Node]) -> None:
             shards=(shard,),
             result={},
             content="",
-            recipe="",
+            action="",
+            build="",
+            alias=None,
+            sources={},
             attempt="1",
             started=0.0,
             seconds=1.0,
             provenance={"sources": source(node.step.function)},
         )
-        # Not `create` and `to_bytes`: fsync and indentation would be most of the time.
-        Path(path, NAME).write_text(json.dumps(dataclasses.asdict(record)))
+        # Not `create`: fsync would be most of the time.
+        Path(path, NAME).write_bytes(record.to_bytes())
 
 
 def _best(action: Callable[[], Any], times: int = 3) -> float:

@@ -61,7 +61,7 @@ class Run:
         return sorted((s.result["step"], storage.join(self.ledger.root, s.root)) for s in shards)
 
     def _record(self, step: int, path: str) -> None:
-        files = [File(*file) for file in measured(read_index(path))]
+        files = [File(*file, "") for file in measured(read_index(path))]
         self.ledger.add(_name(path), path, {"step": step}, files)
 
     def save(self, step: int) -> None:

@@ -60,7 +60,7 @@ def result(prefix: str, wanted: Any) -> dict[str, Any]:
 
 
 def ledgers(path: str) -> list[Ledger]:
-    """The ledgers of a step's directory, one for each generation."""
+    """The ledgers of a step's directory, one for each build."""
     return [Ledger(path, name) for name in storage.list_names(storage.join(path, LEDGER))]
 
 
@@ -72,7 +72,7 @@ def recorded(prefix: str) -> dict[tuple[str, str], Shard]:
         published = load(path)
         shards = {s.root: s for ledger in ledgers(path) for s in ledger.finished().values()}
         # The files of an output that refers to another one are looked at there.
-        own = published is not None and published.origin is None
+        own = published is not None and published.alias is None
         for shard in published.shards if published is not None and own else ():
             # What a ledger says of a published shard, the manifest must say too.
             assert shards.setdefault(shard.root, shard) == shard, f"{path}: two records {shard}"

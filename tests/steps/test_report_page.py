@@ -91,8 +91,16 @@ def record(name="run", steps=100, scale=1.0, **changes):
 
 def scores(label, result, **config):
     """What the step `label` published."""
-    said: dict = dict.fromkeys(("key", "step", "content", "recipe", "attempt"), "")
-    said |= {"version": 1, "inputs": {}, "shards": (), "started": 0.0, "seconds": 1.0}
+    said: dict = dict.fromkeys(("key", "step", "content", "action", "attempt", "build"), "")
+    said |= {
+        "alias": None,
+        "sources": {},
+        "version": 1,
+        "inputs": {},
+        "shards": (),
+        "started": 0.0,
+        "seconds": 1.0,
+    }
     given = {"fields": config, "defaults": {}}
     manifest = Manifest(label=label, config=given, result=result, provenance={}, **said)
     return Scores("/store/scores", manifest)

@@ -83,7 +83,7 @@ def publish(prefix: str, label: str, inputs: tuple[str, ...], seconds: float) ->
     """Write a manifest as a step of `PIPELINE` would have left it."""
     entry = node(label, inputs)
     shards = tuple(
-        Shard(f"part/{i}", f"attempts/a/shards/part/{i}", (File("x", 1_700_000, "0" * 64),), {})
+        Shard(f"part/{i}", f"attempts/a/shards/part/{i}", (File("x", 1_700_000, "0" * 64, ""),), {})
         for i in range(3)
     )
     record = Manifest(
@@ -110,7 +110,10 @@ def publish(prefix: str, label: str, inputs: tuple[str, ...], seconds: float) ->
             "measured": {"hardware": "h100", "seconds": {"data_wait": 75.0, "total": 240.0}},
         },
         content="",
-        recipe="",
+        action="",
+        build="",
+        alias=None,
+        sources={},
         attempt="000001-aaaa",
         started=START - 86_400,
         seconds=seconds,

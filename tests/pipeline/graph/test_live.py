@@ -96,7 +96,7 @@ def test_without_a_second_slot_it_runs_afterwards(store, marks, jobs):
 
 
 def test_both_orders_make_the_same_output(tmp_path, marks):
-    """Followed, or read when it was done, in this process: equal contents, equal `recipe`."""
+    """Followed, or read when it was done, in this process: equal contents, equal `action`."""
     found = []
     for name, waits in (("beside", 99), ("after", 0)):
         folder = marks / name
@@ -105,7 +105,7 @@ def test_both_orders_make_the_same_output(tmp_path, marks):
         _, watcher = pair(folder, waits=waits)
         execution = run(prefix, watcher)[0] if waits else bring_up(prefix, watcher)
         manifest = execution.published[as_node(watcher).key].manifest
-        found.append((manifest.key, manifest.content, manifest.recipe))
+        found.append((manifest.key, manifest.content, manifest.action))
     assert found[0] == found[1]
 
 
@@ -208,8 +208,8 @@ def test_a_cut_off_follower_is_partial_in_the_plan(store, marks):
     assert planned["watching"].beside == ("counting",)
     node = as_node(watcher)
     source = node.inputs["numbers"]
-    build = digests.build_id(digests.recipe(source.identity, {}), "")
-    mine = digests.build_id(digests.recipe(node.identity, {"numbers": build}), "")
+    build = digests.build_id(digests.action(source.identity, {}), "")
+    mine = digests.build_id(digests.action(node.identity, {"numbers": build}), "")
     ledger = Ledger(Store(store).path(node), mine)
     assert len(ledger.finished()) == 2
 

@@ -183,7 +183,7 @@ def test_an_output_is_stale_when_the_default_of_a_younger_field_changes(tmp_path
 
 
 def test_equal_contents_of_another_default_are_not_referred_to(tmp_path):
-    """The index of recipes does not hand over what was made with the old default."""
+    """The index of actions does not hand over what was made with the old default."""
     store = str(tmp_path)
     bring_up(store, total(work({"size": 2}, count=10)))
     # Another key above: the same numbers come out of another limit.

@@ -123,7 +123,7 @@ def test_force_gives_up_an_unfinished_build_and_says_what(store, file):
     line = "--force gives up an unfinished build: 2 of 4 shards finished"
     assert line in planned(store, node, force=True).detail
     assert failed(store, node, force=("work",)) == [line]
-    (again,) = {ledger.generation for ledger in ledgers(path(store, node))} - first(store, node)
+    (again,) = {ledger.build for ledger in ledgers(path(store, node))} - first(store, node)
     assert planned(store, node, force=True).detail.endswith("3 of 4 shards finished")
     node = mapped(file, 10, bad=(3,))
     assert failed(store, node, force=("work",)) == []
@@ -144,9 +144,7 @@ def path(store: str, node: Any) -> str:
 def first(store: str, node: Any) -> set[str]:
     """The build that was given up."""
     return {
-        ledger.generation
-        for ledger in ledgers(path(store, node))
-        if "given-up-.force" in ledger.names()
+        ledger.build for ledger in ledgers(path(store, node)) if "given-up-.force" in ledger.names()
     }
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from pipeline.errors import InputError, StepFailed
@@ -159,7 +159,7 @@ def test_an_output_of_an_earlier_version_is_refused_without_a_common_file(store,
     assert found is not None
 
     def recorded(sources: dict[str, list[str]]) -> str:
-        old = dataclasses.replace(found, provenance={"sources": sources})
+        old = msgspec.structs.replace(found, provenance={"sources": sources})
         storage.write_atomic(storage.join(path, manifest.NAME), old.to_bytes())
         return planned(store, mine).status
 

@@ -118,8 +118,8 @@ def test_an_output_adopted_from_another_store_is_copied(stores):
     node, store = as_node(_cut(7)), Store(own)
     source = choose(store, node, look(topological([node]), store), _found(team, _cut())[0])
     found = adopt(store, node, look(topological([node]), store), source)
-    assert found.manifest.origin.differences == ("limit: 100 -> 7",)
-    assert found.manifest.origin.directory == as_node(_cut()).directory
+    assert found.manifest.alias.differences == ("limit: 100 -> 7",)
+    assert found.manifest.alias.directory == as_node(_cut()).directory
     _leave(stores, node)
     assert undo(store, node)[0] == [found.path]
 

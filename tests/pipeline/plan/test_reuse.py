@@ -57,8 +57,8 @@ def test_an_input_that_comes_out_the_same_changes_nothing_further_down(tmp_path)
     assert executed(store, _chain(200)) == ["clamp"]
     assert result(store, _chain(200)) == result(store, _chain(100))
     found = load(storage.join(store, as_node(_chain(200)).directory))
-    assert found.origin.kind == "same inputs"
-    assert found.origin.directory == as_node(_chain(100)).directory
+    assert found.alias.kind == "same inputs"
+    assert found.alias.directory == as_node(_chain(100)).directory
     assert executed(store, _chain(200)) == []
     assert executed(store, _chain(5)) == ["clamp", "scaled", "total"]
     check_invariants(store)
@@ -80,7 +80,7 @@ def test_a_reference_to_a_reference_names_the_owner_of_the_files(tmp_path):
     for limit in (100, 200, 300):
         bring_up(store, _chain(limit))
     found = load(storage.join(store, as_node(_chain(300)).directory))
-    assert found.origin.directory == as_node(_chain(100)).directory
+    assert found.alias.directory == as_node(_chain(100)).directory
 
 
 def test_a_step_that_reads_lineage_runs_again(tmp_path):
@@ -272,8 +272,8 @@ def test_adoption_is_recorded_and_goes_down_the_graph(tmp_path):
     cut = clamp(numbers(count=10), limit=7)
     node = as_node(cut)
     found = _adopt(store, node)
-    assert found.manifest.origin.kind == "adopted"
-    assert found.manifest.origin.differences == ("limit: 100 -> 7",)
+    assert found.manifest.alias.kind == "adopted"
+    assert found.manifest.alias.differences == ("limit: 100 -> 7",)
     assert executed(store.prefix, _chain(7)) == []
     reason = next(e.reason for e in plan([node], store) if e.node is node)
     assert "adopted" in reason

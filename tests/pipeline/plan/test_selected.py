@@ -87,8 +87,8 @@ def test_a_selection_that_is_reused_by_content_opens_its_own_winners_inputs(tmp_
     delete(Store(store), find_garbage(Store(store), graph).garbage)
     assert not storage.exists(storage.join(store, as_node(_largest(_clamped(100))).directory))
     found = _found(store, again)
-    assert found.manifest.origin is not None
-    assert found.manifest.origin.kind == "same inputs"
+    assert found.manifest.alias is not None
+    assert found.manifest.alias.kind == "same inputs"
     assert _sum(found) == MANY
     assert find_garbage(Store(store), graph).garbage == []
     check_invariants(store)

@@ -146,7 +146,7 @@ def test_a_moved_source_is_the_same_and_a_touched_one(tmp_path, corpus):
     assert planned(store, graph)["words"].status == "hit"
     assert executed(store, graph) == []
     found = load(storage.join(store, as_node(words(source=str(moved))).directory))
-    assert found.origin.kind == "same inputs"
+    assert found.alias.kind == "same inputs"
     assert str(moved) in str(found.sources["source"])
     fill(moved, a="changed")
     assert planned(store, graph)["words"].reason.startswith("source changed: a.txt")

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 
+import msgspec
 import pytest
 
 from pipeline.errors import CorruptOutput, InputError, StorageError
@@ -31,7 +31,10 @@ def _publish(root, **changes):
         "shards": (shard,),
         "result": {"x": 1},
         "content": digests.content((shard,), {"x": 1}, {}),
-        "recipe": "",
+        "action": "",
+        "build": "",
+        "alias": None,
+        "sources": {},
         "attempt": "1",
         "started": 0.0,
         "seconds": 1.0,
@@ -112,8 +115,8 @@ def test_content_digest_depends_on_content_alone(tmp_path):
     second = _publish(tmp_path / "two", attempt="2", started=9.0)
     assert first.content == second.content
     shard = first.shards[0]
-    changed = dataclasses.replace(
-        shard, files=(dataclasses.replace(shard.files[0], sha256="0" * 64),)
+    changed = msgspec.structs.replace(
+        shard, files=(msgspec.structs.replace(shard.files[0], sha256="0" * 64),)
     )
     assert digests.content((changed,), first.result, {}) != first.content
     assert digests.content((shard,), {"x": 2}, {}) != first.content
@@ -125,8 +128,8 @@ def test_content_digest_ignores_measurements_and_believes_a_format_about_its_con
     shard = _publish(tmp_path).shards[0]
     plain = digests.content((shard,), {"x": 1}, {})
     assert plain == digests.content((shard,), {"x": 1, "measured": {"s": 3}, "headline": []}, {})
-    said = dataclasses.replace(shard, result={"content": "c"})
-    other = dataclasses.replace(said, files=())
+    said = msgspec.structs.replace(shard, result={"content": "c"})
+    other = msgspec.structs.replace(said, files=())
     assert digests.content((said,), {}, {}) == digests.content((other,), {}, {})
     assert digests.content((said,), {}, {}) != digests.content((shard,), {}, {})
 
@@ -151,17 +154,17 @@ def test_what_was_measured_while_it_was_written_is_not_read_again(tmp_path, monk
     for name in ("known", "small"):
         with storage.open_write(f"{directory}/{name}") as file:
             file.write(name.encode())
-    known = File("known", 5, hashlib.sha256(b"known").hexdigest())
+    known = File("known", 5, hashlib.sha256(b"known").hexdigest(), "")
     read = []
     real = integrity.measure
     monkeypatch.setattr(integrity, "measure", lambda d, p, n: read.append(p) or real(d, p, n))
     shard = ledger.add("part/0", directory, {}, measured=[known])
     assert read == ["small"]
-    assert shard.files == (known, File("small", 5, hashlib.sha256(b"small").hexdigest()))
+    assert shard.files == (known, File("small", 5, hashlib.sha256(b"small").hexdigest(), ""))
     with pytest.raises(StorageError, match="expected 6 bytes, just written, found 5"):
-        ledger.add("part/1", directory, {}, measured=[dataclasses.replace(known, size=6)])
+        ledger.add("part/1", directory, {}, measured=[msgspec.structs.replace(known, size=6)])
     with pytest.raises(StorageError, match="found no file"):
-        ledger.add("part/1", directory, {}, measured=[dataclasses.replace(known, path="gone")])
+        ledger.add("part/1", directory, {}, measured=[msgspec.structs.replace(known, path="gone")])
     assert list(ledger.finished()) == ["part/0"]
 
 

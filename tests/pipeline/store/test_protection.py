@@ -131,10 +131,10 @@ def test_an_alias_that_a_build_reads_keeps_the_files_it_refers_to(tmp_path):
     bring_up(store, clamp(clamp(numbers(count=10), limit=100), limit=50))
     alias = clamp(clamp(numbers(count=10), limit=200), limit=50)
     bring_up(store, alias)
-    assert load(storage.join(store, as_node(alias).directory)).origin is not None
+    assert load(storage.join(store, as_node(alias).directory)).alias is not None
     run = _Reading(store, lambda gate: reader(alias, gate=gate))
     bring_up(store, alias, force=(as_node(alias).directory,))
-    assert load(storage.join(store, as_node(alias).directory)).origin is None
+    assert load(storage.join(store, as_node(alias).directory)).alias is None
     _collect(store, alias)
     run.finish()
 

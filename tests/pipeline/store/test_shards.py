@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import shutil
 from pathlib import Path
@@ -203,7 +202,7 @@ def test_a_large_table_finds_what_it_is_asked_for(tmp_path):
     """By name, and by the beginning of names."""
     many = [Shard(f"part/{i:06d}", f"attempts/1/shards/{i:06d}", (), {}) for i in range(20_000)]
     odd = {"text": "half a pair \ud800, a pair \U0001f30a", "number": 10**30, "small": 5e-324}
-    many[12345] = dataclasses.replace(many[12345], result=odd)
+    many[12345] = msgspec.structs.replace(many[12345], result=odd)
     kept = shards.keep_shards(str(tmp_path), "1", many)
     assert isinstance(kept, ShardTable)
     assert len(kept) == 20_000 > INLINE

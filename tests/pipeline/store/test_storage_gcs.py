@@ -381,7 +381,7 @@ def test_a_replacement_needs_the_generation_that_was_read(server):
 def test_checking_an_output_takes_a_listing_whatever_the_number_of_shards(server):
     """A thousand shards in pages of a hundred: a dozen requests."""
     server.page = 100
-    files = (File("data.bin", 1, "0" * 64),)
+    files = (File("data.bin", 1, "0" * 64, ""),)
     shards = [
         Shard(f"s/{i}", f"attempts/{i % 3:06d}-a/shards/s/{i}", files, {}) for i in range(1000)
     ]
