@@ -38,7 +38,7 @@ class Block:
 
 def pages() -> list[Path]:
     """Every page that people read."""
-    top = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]
+    top = [ROOT / name for name in ("README.md", "AGENTS.md", "CONTRIBUTING.md", "CHANGELOG.md")]
     below = [*(ROOT / "experiments").glob("*.md"), *(ROOT / "docs").rglob("*.md")]
     return [*top, *sorted(below)]
 
