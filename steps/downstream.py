@@ -20,7 +20,7 @@ from pipeline import (
     local,
     step,
 )
-from pipeline.graph.step_context import Emit
+from pipeline.events import Emit
 from pipeline.store import storage
 from steps.artifacts import Checkpoint, Scores, Tokenizer
 from steps.checkpoints.find import read_tokenizer

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any
 
 from pipeline import GangProcess, Hardware, Result, Runtime, StepContext, local, step
-from pipeline.graph.step_context import Emit
+from pipeline.events import Emit
 from steps.artifacts import Checkpoint, Scores, TokenCache, Tokenizer
 from steps.coordinator import FLAGS, coordinator_of
 from steps.declared import check_splits

@@ -33,7 +33,8 @@ from pipeline import (
     step,
 )
 from pipeline.errors import CorruptOutput, WorkerLost
-from pipeline.graph.step_context import Emit, ShardTask, write_shard
+from pipeline.events import Emit, Progress, Warned
+from pipeline.graph.step_context import ShardTask, write_shard
 from pipeline.store import storage
 from pipeline.store.ledger import Ledger
 from pipeline.store.parallel import concurrently
@@ -219,8 +220,7 @@ class _Desk:
         self.skipped.pop(found.step, None)
         first = scored.rows[0]
         note = f"{first['split']} loss {first['loss']:.3f}"
-        progress = {"done": found.step, "total": self.work.steps, "unit": "steps", "note": note}
-        self.emit({"event": "progress", **progress})
+        self.emit(Progress(found.step, self.work.steps, "steps", note))
 
     def skip(self, found: Next, cause: str) -> None:
         """Record and report a checkpoint that cannot be read.
@@ -238,7 +238,7 @@ class _Desk:
             cause = "deleted before it was scored; keep more checkpoints, or score fewer sequences"
         self.skipped[found.step] = cause
         message = f"the checkpoint of step {found.step} is skipped: {cause}"
-        self.emit({"event": "warning", "message": message})
+        self.emit(Warned(message))
 
     def _warn_missed(self) -> None:
         """Record and report checkpoints that were saved and deleted between two polls."""
@@ -250,7 +250,7 @@ class _Desk:
         self.skipped |= dict.fromkeys(missed, cause)
         steps = ", ".join(map(str, missed[:10])) + (" ..." if len(missed) > 10 else "")
         message = f"{len(missed)} checkpoints are not scored, of steps {steps}: {cause}"
-        self.emit({"event": "warning", "message": message})
+        self.emit(Warned(message))
 
 
 def write_scores(directory: str, item: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -10,7 +10,7 @@ from models.config import TransformerConfig
 from models.generate.sampling_config import Sampling
 from models.shape.validation import at_least
 from pipeline import GangProcess, Hardware, InputError, Result, Runtime, StepContext, local, step
-from pipeline.graph.step_context import Emit
+from pipeline.events import Emit, Progress, Warned
 from steps.artifacts import Checkpoint, Completions, Tokenizer
 from steps.checkpoints.find import open_model, read_tokenizer
 from steps.coordinator import FLAGS, coordinator_of
@@ -135,7 +135,7 @@ def _write(request: Request, emit: Emit) -> list[str]:
             f"up to {longest:,} tokens are more than the {request.sequence_length:,} the model "
             "was trained on; what comes after those may make no sense"
         )
-        emit({"event": "warning", "message": message})
+        emit(Warned(message))
     model = open_model(request.checkpoint, request.model, request.dtype)
     eos, new = tokenizer.eos_id, request.new_tokens
     generated: list[list[int]] = [[] for _ in request.prompts]
@@ -143,7 +143,7 @@ def _write(request: Request, emit: Emit) -> list[str]:
         for row, part in zip(generated, parts, strict=True):
             row += part
         done = max(map(len, generated))
-        emit({"event": "progress", "done": done, "total": new, "unit": "tokens"})
+        emit(Progress(done, new, "tokens"))
     return [
         tokenizer.continuation(ids, prompt) for prompt, ids in zip(encoded, generated, strict=True)
     ]

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from pipeline import InputError, Result, StepContext, step
+from pipeline.execute.run_record import RunRecord as Run
 from pipeline.identity.fingerprint import plain
 from pipeline.pages import readable
 from pipeline.pages.graph import Box, draw
-from pipeline.pages.record import RunRecord as Run
 from pipeline.pages.record import runs
 from pipeline.plan.lineage import Ancestor, lineage
 from pipeline.store import storage

@@ -16,7 +16,7 @@ from typing import Annotated, Any
 from models.config import TransformerConfig
 from pipeline import GangProcess, Hardware, InputError, Result, Runtime, StepContext, local, step
 from pipeline.errors import CorruptOutput, Preempted, StorageError
-from pipeline.graph.step_context import Emit
+from pipeline.events import Emit, Phase, Progress, Warned
 from pipeline.identity.fingerprint import plain_identity
 from pipeline.store import integrity, storage
 from pipeline.store.ledger import Ledger
@@ -226,7 +226,7 @@ def _prompts(sequences: Sequences, prompts: tuple[str, ...]) -> Any:
 def train_process(assignment: Assignment, *, process: GangProcess, emit: Emit) -> dict[str, Any]:
     """One process of the gang: run the training loop and record its checkpoints in the ledger."""
     entered, began = time.time(), time.perf_counter()
-    emit({"event": "phase", "phase": "importing"})
+    emit(Phase("importing"))
     from training.trainer.run_context import RunContext
     from training.trainer.trainer import train as train_loop
 
@@ -234,7 +234,7 @@ def train_process(assignment: Assignment, *, process: GangProcess, emit: Emit) -
     starting = max(0.0, entered - process.started)
     before = {"starting": starting, "importing": time.perf_counter() - began}
 
-    emit({"event": "phase", "phase": "restoring and compiling"})
+    emit(Phase("restoring and compiling"))
     job, ledger, logged = assignment.job, assignment.ledger, [-_LOG_SECONDS]
 
     def on_commit(step: int, path: str) -> None:
@@ -249,29 +249,29 @@ def train_process(assignment: Assignment, *, process: GangProcess, emit: Emit) -
     def on_progress(step: int, steps: int, row: dict[str, Any]) -> None:
         # The average, as one step's rate says little beside the run's own steps per second.
         note = f"loss {row['loss']:.3f}  {row['tokens_per_second_average']:,.0f} tokens/s"
-        emit({"event": "progress", "done": step, "total": steps, "unit": "steps", "note": note})
+        emit(Progress(step, steps, "steps", note))
         if (now := time.monotonic()) - logged[-1] >= _LOG_SECONDS or step == steps:
             logged[-1] = now
             logger.info("step %d of %d: %s", step, steps, note)
 
     def on_event(kind: str, fields: dict[str, Any]) -> None:
         if kind == "corrupt_checkpoint":
-            emit({"event": "warning", "message": f"corrupt checkpoint: {fields['reason']}"})
+            emit(Warned(f"corrupt checkpoint: {fields['reason']}"))
         elif kind == "failed_checkpoint":
             text = f"checkpoint of step {fields['step']} failed, the next will be saved"
-            emit({"event": "warning", "message": f"{text}: {fields['reason']}"})
+            emit(Warned(f"{text}: {fields['reason']}"))
         elif kind == "resumed":
-            emit({"event": "phase", "phase": f"resumed from step {fields['step']}"})
+            emit(Phase(f"resumed from step {fields['step']}"))
         elif kind == "evaluation":
             if not math.isfinite(fields["loss"]):
                 text = f"step {fields['step']}: the loss on {fields['split']} is {fields['loss']}"
-                emit({"event": "warning", "message": text})
+                emit(Warned(text))
         elif kind in ("learning_rate", "tracker"):
-            emit({"event": "warning", "message": fields["reason"]})
+            emit(Warned(fields["reason"]))
         elif kind == "watchdog":
             first_line = fields["report"].partition("\n")[0]
             message = f"{first_line}; see {_keep_stacks(job, fields)}"
-            emit({"event": "warning", "message": message})
+            emit(Warned(message))
 
     context = RunContext(
         coordinator=coordinator_of(process),

@@ -1,8 +1,8 @@
 """The display of a run: a live table on a terminal, plain lines elsewhere.
 
-It reads events alone. A line is plain text without control codes, and progress is printed at most
-every few seconds, so that a log file stays readable. The table never has more rows than the
-terminal: failed and running steps come first.
+A line is plain text without control codes, and progress is printed at most every few seconds, so
+that a log file stays readable. The table never has more rows than the terminal: failed and running
+steps come first.
 """
 
 from __future__ import annotations
@@ -13,46 +13,36 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
+from pipeline import events
+from pipeline.events import Event
+from pipeline.execute.run_record import DONE, RunRecord, StepRecord
 from pipeline.execute.screen import Copies
-from pipeline.graph.step import Node
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.live import Live
     from rich.table import Table
 
 _LINE_SECONDS = 5.0
 _MOST_WARNINGS = 5
 # Smallest widths in columns for a progress bar, and for the full text of a step's progress.
 _BAR_WIDTH, _WIDE = 60, 80
-# State -> (mark, color, text in counts). The first states are shown when not all rows fit.
+# State of a step -> (mark, color, text in counts); the first are shown when not all rows fit.
 _STATES = {
     "failed": ("!", "red", "failed"),
-    "started": (">", "cyan", "running"),
-    "retried": (">", "yellow", "to be retried"),
-    "waiting": (">", "yellow", "waiting for another run"),
-    "waiting_for_resources": (">", "yellow", "waiting for hardware"),
-    "submitted": (">", "cyan", "starting"),
+    "running": (">", "cyan", "running"),
+    "pending": (">", "yellow", "waiting to start"),
     "stopped": ("!", "yellow", "stopped"),
-    "finished": ("+", "green", "done"),
-    "skipped": ("-", "yellow", "skipped"),
-    "queued": (".", "dim", "waiting"),
-    "hit": ("=", "dim", "up to date"),
+    "executed": ("+", "green", "done"),
+    "unreached": ("-", "yellow", "skipped"),
+    "waiting": (".", "dim", "waiting"),
+    "unneeded": (".", "dim", "waiting"),
+    "elsewhere": ("=", "dim", "up to date"),
+    "reused": ("=", "dim", "up to date"),
 }
 _ORDER = {state: number for number, state in enumerate(_STATES)}
-
-
-class Display(Protocol):
-    """A listener of events that can be closed."""
-
-    def __call__(self, event: dict[str, Any]) -> None:
-        """Show one event."""
-        ...
-
-    def close(self) -> None:
-        """Leave the terminal as it was."""
-        ...
 
 
 class Rate:
@@ -65,19 +55,19 @@ class Rate:
     def __init__(self) -> None:
         self._first: tuple[float, float] | None = None
 
-    def describe(self, event: dict[str, Any], *, brief: bool = False) -> str:
+    def describe(self, event: events.Progress, *, brief: bool = False) -> str:
         """`done/total unit  rate  time left  note`; brief: `percent  time left`."""
-        done, total, unit = event["done"], event["total"], event["unit"]
+        done, total, unit = event.done, event.total, event.unit
         if self._first is None or done < self._first[0]:
-            self._first = (done, event["time"])
-        more, seconds = done - self._first[0], event["time"] - self._first[1]
+            self._first = (done, event.time)
+        more, seconds = done - self._first[0], event.time - self._first[1]
         rate = more / seconds if more and seconds > 0.5 else 0.0
         left = f"  {_duration((total - done) / rate)} left" if rate and done < total else ""
         if brief:
             return (f"{done / total:.0%}" if total else f"{done:,.0f} {unit}") + left
         text = f"{done:,.0f}/{total:,.0f} {unit}"
         text += f"  {rate:,.2f} {unit}/s" if rate else ""
-        return text + left + (f"  {event['note']}" if event.get("note") else "")
+        return text + left + (f"  {event.note}" if event.note else "")
 
 
 def _duration(seconds: float) -> str:
@@ -86,38 +76,44 @@ def _duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
 
 
-def _state_text(event: dict[str, Any]) -> str | None:
-    """The step's state after an event, as text; None if the event does not change the state."""
-    reused = event.get("status") == "reused"
-    how = "by another run" if reused else f"in {event.get('seconds', 0):.1f} s"
-    return {
-        "hit": f"up to date (took {event.get('seconds', 0):.1f} s when it was built)",
-        "queued": "waiting",
-        "waiting": f"waiting for {event.get('holder')}, which already runs it",
-        "waiting_for_resources": f"{event.get('cause')}, {_duration(event.get('seconds', 0))}",
-        "submitted": "starting a worker",
-        "started": "running",
-        "finished": f"done {how}",
-        "retried": f"retrying ({event.get('tries')} tries used): {event.get('cause')}",
-        "failed": f"FAILED: {event.get('cause')}",
-        "skipped": f"skipped: {event.get('cause')}",
-        "stopped": f"stopped: {event.get('cause')}",
-    }.get(event["event"])
+def _state_text(event: Event) -> str:
+    """The step's state after an event, as text; empty if the event does not change the state."""
+    match event:
+        case events.Hit(seconds=seconds):
+            return f"up to date (took {seconds:.1f} s when it was built)"
+        case events.Queued():
+            return "waiting"
+        case events.Waiting(holder=holder):
+            return f"waiting for {holder}, which already runs it"
+        case events.WaitingForResources(cause=cause, seconds=seconds):
+            return f"{cause}, {_duration(seconds)}"
+        case events.Submitted():
+            return "starting a worker"
+        case events.Started():
+            return "running"
+        case events.Finished(seconds=seconds, status=status):
+            return "done by another run" if status == "reused" else f"done in {seconds:.1f} s"
+        case events.Retried(tries=tries, cause=cause):
+            return f"retrying ({tries} tries used): {cause}"
+        case events.Failed(cause=cause):
+            return f"FAILED: {cause}"
+        case events.Skipped(cause=cause):
+            return f"skipped: {cause}"
+        case events.Stopped(cause=cause):
+            return f"stopped: {cause}"
+    return ""
 
 
-def _warning_text(event: dict[str, Any]) -> str | None:
-    """The text of a warning or retry, which leaves the step's state as it is; else None."""
-    return {
-        "warning": f"warning: {event.get('message')}",
-        "retrying": (
-            f"retrying: {event.get('what')}, {event.get('cause')}, attempt {event.get('attempt')}, "
-            f"{_duration(event.get('seconds', 0))}"
-        ),
-        "shard_retried": (
-            f"shard {event.get('shard')} is retried ({event.get('tries')} tries used): "
-            f"{event.get('cause')}"
-        ),
-    }.get(event["event"])
+def _warning_text(event: Event) -> str:
+    """The text of a warning or retry, which leaves the step's state as it is; else empty."""
+    match event:
+        case events.Warned(message=message):
+            return f"warning: {message}"
+        case events.Retrying(what=what, cause=cause, attempt=attempt, seconds=seconds):
+            return f"retrying: {what}, {cause}, attempt {attempt}, {_duration(seconds)}"
+        case events.ShardRetried(shard=shard, tries=tries, cause=cause):
+            return f"shard {shard} is retried ({tries} tries used): {cause}"
+    return ""
 
 
 def _plain(text: str) -> str:
@@ -126,12 +122,7 @@ def _plain(text: str) -> str:
 
 
 class PlainDisplay:
-    """One line per change, progress at most every five seconds.
-
-    Args:
-        out: where lines go.
-        clock: the current time in seconds, which limits how often progress is printed.
-    """
+    """One line per change, progress at most every five seconds of `clock`."""
 
     def __init__(
         self, out: TextIO | None = None, clock: Callable[[], float] = time.monotonic
@@ -141,31 +132,30 @@ class PlainDisplay:
         self._rates: dict[str, Rate] = {}
         self._last: dict[str, float] = {}
 
-    def __call__(self, event: dict[str, Any]) -> None:
+    def __call__(self, event: Event) -> None:
         """Print a line for the event unless it comes too soon or needs none."""
-        kind, now = event["event"], self._clock()
+        key, now = event.key, self._clock()
         # A retry of the driver's own request to the store belongs to no step.
-        label = event.get("step") or ("store" if kind == "retrying" else None)
-        if label is None:
-            return
-        key = event.get("key", "")
-        if kind == "started":
-            self._rates[key], self._last[key] = Rate(), now
-        if kind == "progress":
-            text = self._rates.setdefault(key, Rate()).describe(event)
-            if now - self._last.setdefault(key, now) >= _LINE_SECONDS:
-                self._last[key] = now
+        label = event.step or ("store" if isinstance(event, events.Retrying) else "")
+        match event:
+            case _ if not label:
+                return
+            case events.Queued() | events.Submitted():
+                return
+            case events.Progress():
+                text = self._rates.setdefault(key, Rate()).describe(event)
+                if now - self._last.setdefault(key, now) >= _LINE_SECONDS:
+                    self._last[key] = now
+                    self._print(label, text)
+            case events.Phase(phase=phase):
+                self._print(label, phase)
+            case events.Output(text=text):
+                for line in text.splitlines():
+                    self._print(label, line)
+            case _ if text := _state_text(event) or _warning_text(event):
+                if isinstance(event, events.Started):
+                    self._rates[key], self._last[key] = Rate(), now
                 self._print(label, text)
-        elif kind == "phase":
-            self._print(label, event["phase"])
-        elif kind == "output":
-            for line in event["text"].splitlines():
-                self._print(label, line)
-        elif (
-            kind not in ("queued", "submitted")
-            and (text := _state_text(event) or _warning_text(event)) is not None
-        ):
-            self._print(label, text)
 
     def _print(self, label: str, text: str) -> None:
         if isinstance(sys.stdout, Copies):  # of a step that prints in this process
@@ -179,91 +169,108 @@ class PlainDisplay:
 
 @dataclass
 class _Row:
-    label: str
-    state: str = "queued"
+    """What a step's row shows, in addition to the step's record."""
+
+    step: StepRecord
     detail: str = ""
     brief: str = ""
     done: float = 0.0
     total: float = 0.0
     changed: int = 0
+    pending: bool = False  # its inputs are there, and it waits for something else
     began: float = 0.0
     rate: Rate = field(default_factory=Rate)
 
+    @property
+    def state(self) -> str:
+        state = self.step.state
+        return "pending" if self.pending and state in ("waiting", "unneeded") else state
+
 
 class LiveDisplay:
-    """A table that is redrawn in place: a row per step, with a bar for running steps.
+    """A table of a run's steps that a thread redraws in place, four times a second.
 
-    A separate thread redraws it four times a second from the rows that events update.
-
-    Args:
-        nodes: the steps of the run.
-        console: the terminal to draw on.
-        clock: the current time in seconds, for how long steps have been running.
+    It is drawn from the first event of a step that has to run on, with a bar for running steps.
     """
 
     def __init__(
         self,
-        nodes: list[Node],
+        record: RunRecord,
         console: Console | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        from rich.console import Console
-        from rich.live import Live
-
-        self._clock = clock
-        self._began = clock()
-        self._rows = {node.key: _Row(node.label) for node in nodes}
+        self._record, self._clock, self._began = record, clock, clock()
+        self._rows: dict[str, _Row] = {}
         self._warnings: list[str] = []
         self._changes = 0
         self._phase = ""  # the run's phase before its first step
-        self._console = console or Console()
-        self._live = Live(
-            console=self._console, get_renderable=self.draw, refresh_per_second=4, transient=False
-        )
-        self._live.start()
+        self._console = console
+        self._live: Live | None = None
 
-    def __call__(self, event: dict[str, Any]) -> None:
+    def _start(self) -> Console:
+        from rich.console import Console
+        from rich.live import Live
+
+        self._console = self._console or Console()
+        if self._live is None:
+            self._live = Live(console=self._console, get_renderable=self.draw, refresh_per_second=4)
+            self._live.start()
+        return self._console
+
+    def __call__(self, event: Event) -> None:
         """Change the step's row."""
-        row, kind = self._rows.get(event.get("key", "")), event["event"]
-        if row is None:
-            if kind == "phase":
-                self._phase = event["phase"]
-            elif kind == "retrying" and (text := _warning_text(event)) is not None:
-                self._warnings = [*self._warnings, _plain(text)][-_MOST_WARNINGS:]
-            return
-        self._phase = "" if kind == "started" else self._phase
-        if kind == "progress":
-            row.done, row.total = event["done"], event["total"]
-            row.detail = _plain(row.rate.describe(event))
-            row.brief = _plain(row.rate.describe(event, brief=True))
-        elif kind == "output":
-            for line in event["text"].splitlines():
-                self._console.print(
-                    f"{row.label:<16} {_plain(line)}", markup=False, highlight=False
-                )
-        elif kind == "phase":
-            row.detail = row.brief = _plain(event["phase"])
-        elif (text := _state_text(event)) is not None:
-            if kind == "started":
-                row.began, row.rate, row.total = self._clock(), Rate(), 0.0
-            self._changes += 1
-            row.detail = row.brief = _plain(text)
-            row.state, row.changed = kind, self._changes
-        elif (text := _warning_text(event)) is not None:
-            self._warnings = [*self._warnings, _plain(f"{row.label}: {text}")][-_MOST_WARNINGS:]
+        if not isinstance(event, events.Hit | events.RunStarted | events.RunFinished):
+            self._start()
+        text = _warning_text(event)
+        if event.key:
+            self._change(self._row(event.key), event)
+            text = f"{event.step}: {text}" if text else ""
+        elif isinstance(event, events.Phase):
+            self._phase = event.phase
+        if text:
+            self._warnings = [*self._warnings, _plain(text)][-_MOST_WARNINGS:]
+
+    def _row(self, key: str) -> _Row:
+        if key not in self._rows:
+            self._rows[key] = _Row(self._record.steps[key])
+        return self._rows[key]
+
+    def _change(self, row: _Row, event: Event) -> None:
+        match event:
+            case events.Progress():
+                row.done, row.total = event.done, event.total
+                row.detail = _plain(row.rate.describe(event))
+                row.brief = _plain(row.rate.describe(event, brief=True))
+            case events.Output(text=text):
+                for line in text.splitlines():
+                    line = f"{row.step.label:<16} {_plain(line)}"
+                    self._start().print(line, markup=False, highlight=False)
+            case events.Phase(phase=phase):
+                row.detail = row.brief = _plain(phase)
+            case _ if text := _state_text(event):
+                if isinstance(event, events.Started):
+                    row.began, row.rate, row.total = self._clock(), Rate(), 0.0
+                    self._phase = ""
+                row.pending = not isinstance(event, events.Queued)
+                self._changes += 1
+                row.detail = row.brief = _plain(text)
+                row.changed = self._changes
 
     def draw(self) -> Any:
         """The table as it is now, not higher than the terminal."""
         from rich.console import Group
         from rich.text import Text
 
-        width, warnings = self._console.width, self._warnings
-        shown, rest = self._choose(self._console.height - len(warnings) - 3)
+        console = self._console
+        assert console is not None
+        width, warnings = console.width, self._warnings
+        shown, rest = self._choose(console.height - len(warnings) - 3)
         lines = [Text(line, style="yellow") for line in warnings]
         if rest:
-            counts = Counter(row.state for row in rest)
-            kinds = ", ".join(f"{counts[s]} {_STATES[s][2]}" for s in _STATES if counts[s])
-            lines.append(Text(f"{len(rest)} more: {kinds}", style="dim"))
+            counts = Counter(_STATES[row.state][2] for row in rest)
+            kinds = dict.fromkeys(kind for _, _, kind in _STATES.values())
+            texts = ", ".join(f"{counts[kind]} {kind}" for kind in kinds if counts[kind])
+            lines.append(Text(f"{len(rest)} more: {texts}", style="dim"))
         lines.append(Text(self._summary()))
         for line in lines:
             line.truncate(width, overflow="ellipsis")
@@ -271,7 +278,7 @@ class LiveDisplay:
 
     def _choose(self, most: int) -> tuple[list[_Row], list[_Row]]:
         """At most `most` rows to show, and the rows to count, both in the graph's order."""
-        rows = list(self._rows.values())
+        rows = [self._row(key) for key in list(self._record.steps)]
         first = sorted(rows, key=lambda row: (_ORDER[row.state], -row.changed))
         shown = {id(row) for row in first[: max(most, 1)]}
         return [r for r in rows if id(r) in shown], [r for r in rows if id(r) not in shown]
@@ -282,11 +289,11 @@ class LiveDisplay:
         from rich.text import Text
 
         table = Table.grid(padding=(0, 2, 0, 0))
-        bars = width >= _BAR_WIDTH and any(row.state == "started" and row.total for row in rows)
+        bars = width >= _BAR_WIDTH and any(r.state == "running" and r.total for r in rows)
         for row in rows:
             mark, style, _ = _STATES[row.state]
-            running = row.state == "started"
-            label, text = Text(row.label), row.detail if width >= _WIDE else row.brief
+            running = row.state == "running"
+            label, text = Text(row.step.label), row.detail if width >= _WIDE else row.brief
             label.truncate(width // 3, overflow="ellipsis")
             if running:
                 text += f"  {_duration(self._clock() - row.began)}"
@@ -299,19 +306,21 @@ class LiveDisplay:
         return table
 
     def _summary(self) -> str:
-        counts = Counter(row.state for row in self._rows.values())
-        text = f"{counts['hit'] + counts['finished']}/{len(self._rows)} steps"
-        for state in ("started", "failed", "skipped", "stopped"):
-            text += f"  {counts[state]} {_STATES[state][2]}" if counts[state] else ""
+        record = self._record
+        text = f"{len(record.among(*DONE))}/{len(record.steps)} steps"
+        for state in ("running", "failed", "unreached", "stopped"):
+            count = len(record.among(state))
+            text += f"  {count} {_STATES[state][2]}" if count else ""
         text += f"  {self._phase}" if self._phase else ""
         return f"{text}  {_duration(self._clock() - self._began)}"
 
     def close(self) -> None:
         """Stop redrawing; the last table stays on the screen."""
-        self._live.stop()
+        if self._live is not None:
+            self._live.stop()
 
 
-def choose(nodes: list[Node]) -> Display:
+def choose(record: RunRecord) -> PlainDisplay | LiveDisplay:
     """A live table when stdout is a terminal that can redraw, plain lines otherwise."""
     able = sys.stdout.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
-    return LiveDisplay(nodes) if able else PlainDisplay()
+    return LiveDisplay(record) if able else PlainDisplay()

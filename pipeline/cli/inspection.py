@@ -185,8 +185,8 @@ def graph(context: Context) -> int:
 
 
 def _graph_page(context: Context) -> int:
+    from pipeline.execute.run_record import RunRecord, StepRecord
     from pipeline.pages.page import render
-    from pipeline.pages.record import RunRecord, StepRecord
 
     states = {"running": "running", **dict.fromkeys(("failed", CORRUPT, FOREIGN), "failed")}
     now = time.time()
@@ -217,7 +217,8 @@ def status(context: Context) -> int:
 
         return watch(context)
     from pipeline.cli.watch import is_run_of, state_of
-    from pipeline.pages.record import STATES, read, runs
+    from pipeline.execute.run_record import STATES
+    from pipeline.pages.record import read, runs
 
     found = entries(context)
     labels = unique_labels([entry.node for entry in found])

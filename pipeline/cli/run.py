@@ -8,6 +8,7 @@ import uuid
 from collections.abc import Iterator
 from typing import Any
 
+from pipeline import events
 from pipeline.cli.context import Context, say
 from pipeline.cli.display import choose
 from pipeline.cli.inspection import entries, recorded, say_facts
@@ -17,14 +18,13 @@ from pipeline.cli.stopping import Stopping
 from pipeline.cli.streams import survive_closed_streams
 from pipeline.errors import Cancelled, InputError, PonenteError
 from pipeline.execute.backend import Backend, InlineBackend
-from pipeline.execute.events import EventLog
+from pipeline.execute.event_log import EventLog
 from pipeline.execute.executor import Execution
 from pipeline.execute.small import refuse_several_hosts
 from pipeline.graph.facts import Facts
 from pipeline.graph.order import unique_labels
 from pipeline.graph.step import Node
 from pipeline.pages.readable import command_line
-from pipeline.pages.summary import Summary
 from pipeline.plan import facts as step_facts
 from pipeline.plan.plan import code_warnings
 from pipeline.store import lease, storage
@@ -68,15 +68,13 @@ def _run(context: Context, interrupts: FirstSignal) -> Execution:
     log = EventLog(prefix, run_id, [])
     retry, wait = command_line(context.command), context.options.wait
     execution = Execution(context.targets, context.store, log, retry, context.choice, wait)
-    display = choose(execution.order)
+    display = choose(log.record)
     log.listen(display)
-    started = _started(context, run_id, execution)
-    log.emit(started)
-    summary = Summary(prefix, run_id, started, log.file)
+    log.emit(_started(context, run_id, execution))
     outcome, needed, page, cause, pages = "failed", [], "", "", []
     try:
         # The summary says what the run may read; what was chosen for deletion before is gone now.
-        summary.begin()
+        log.protect()
         lease.wait_for_collector(prefix)
         needed = execution.look()
         looked = time.perf_counter() - context.clock
@@ -99,10 +97,7 @@ def _run(context: Context, interrupts: FirstSignal) -> Execution:
         with interrupts.held():
             display.close()
             labels = [node.label for node in execution.executed]
-            end = {"event": "run_finished", "outcome": outcome, "executed": labels}
-            end |= {"pages": dict(pages)}
-            log.emit(end | ({"cause": cause} if cause else {}))
-            summary.close()
+            log.emit(events.RunFinished(outcome, labels, dict(pages), cause))
             log.close()
             page = _write_page(context, run_id) if needed else ""
     if needed:
@@ -137,7 +132,7 @@ def _execute(
 
         phase = "starting Ray" if cluster is None else f"joining Ray at {cluster}"
         say(phase)
-        log.emit({"event": "phase", "phase": phase})
+        log.emit(events.Phase(phase))
         try:
             backend = RayBackend(cluster, context.options.wait)
         except SystemExit:
@@ -159,7 +154,7 @@ def _in_process(context: Context, log: EventLog, execution: Execution, needed: l
     if why:
         phase = f"running in this process, without Ray: {why} (--executor ray for Ray)"
         say(phase)
-        log.emit({"event": "phase", "phase": phase})
+        log.emit(events.Phase(phase))
     return bool(why)
 
 
@@ -173,17 +168,17 @@ def _write_page(context: Context, run_id: str) -> str:
         return f"not written ({error})"
 
 
-def _started(context: Context, run_id: str, execution: Execution) -> dict[str, Any]:
-    return {
-        "event": "run_started",
-        "run": run_id,
-        "experiment": context.experiment.name if context.experiment is not None else "",
-        "file": context.experiment.file if context.experiment is not None else "",
-        "command": context.command,
-        "store": context.store.prefix,
-        "settings": dataclasses.asdict(context.settings),
-        "graph": [recorded(node) for node in execution.order],
-    }
+def _started(context: Context, run_id: str, execution: Execution) -> events.RunStarted:
+    assert context.experiment is not None
+    return events.RunStarted(
+        run=run_id,
+        experiment=context.experiment.name,
+        file=context.experiment.file,
+        command=context.command,
+        store=context.store.prefix,
+        settings=dataclasses.asdict(context.settings),
+        graph=[recorded(node) for node in execution.order],
+    )
 
 
 def _check_code(context: Context, execution: Execution) -> None:

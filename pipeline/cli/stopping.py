@@ -7,10 +7,10 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
 
+from pipeline import events
 from pipeline.cli.context import say
-from pipeline.execute.events import EventLog
+from pipeline.execute.event_log import EventLog
 from pipeline.execute.stop_request import stop_on_request
 from pipeline.pages.readable import duration
 
@@ -20,7 +20,6 @@ _SIGNALLED = (
     "Ctrl-C again ends it at once"
 )
 _REQUESTED = "stopping, requested by `ponente stop`: work in flight is finished first"
-_ENDS = ("finished", "failed", "stopped", "retried")
 
 
 class Stopping:
@@ -35,8 +34,6 @@ class Stopping:
     def __init__(self, prefix: str, log: EventLog, *stops: Callable[[], None]) -> None:
         self._prefix, self._log, self._stops = prefix, log, stops
         self._requests: queue.SimpleQueue[str] = queue.SimpleQueue()
-        self._running: dict[str, tuple[str, float]] = {}  # by key: label, and since when
-        log.listen(self._listen)
 
     def __call__(self, line: str = _SIGNALLED) -> None:
         """Stop the run. A signal handler may call it: another thread prints."""
@@ -50,23 +47,17 @@ class Stopping:
         thread = threading.Thread(target=self._report, name="stopping", daemon=True)
         thread.start()
         try:
-            with stop_on_request(self._prefix, self._log.run_id, lambda: self(_REQUESTED)):
+            with stop_on_request(self._prefix, self._log.record.run, lambda: self(_REQUESTED)):
                 yield
         finally:
             self._requests.put("")
             thread.join()
 
-    def _listen(self, event: dict[str, Any]) -> None:
-        if event["event"] == "started":
-            self._running[event["key"]] = (event["step"], event["time"])
-        elif event["event"] in _ENDS:
-            self._running.pop(event.get("key", ""), None)
-
     def _report(self) -> None:
         line, since = self._requests.get(), time.monotonic()
         while line:
             say(line, error=True)
-            self._log.emit({"event": "stopping", "cause": line})
+            self._log.emit(events.Stopping(line))
             try:
                 line = self._requests.get(timeout=REPORT_SECONDS)
             except queue.Empty:
@@ -74,8 +65,9 @@ class Stopping:
 
     def _awaited(self) -> str:
         steps = [
-            f"{label}, running since {time.strftime('%H:%M:%S', time.localtime(since))}"
-            for label, since in list(self._running.values())
+            f"{step.label}, running since {time.strftime('%H:%M:%S', time.localtime(began))}"
+            for step in self._log.record.among("running")
+            for began in [step.attempts[-1].started]
         ]
         what = "; ".join(steps) or "a step that has not begun"
         return f"waiting for {what}; Ctrl-C again ends it at once"

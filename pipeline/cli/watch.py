@@ -11,10 +11,11 @@ from typing import Any
 
 from pipeline.cli.context import Context, say
 from pipeline.errors import InputError
+from pipeline.execute.run_record import KILLED, STATES, RunRecord, StepRecord
 from pipeline.execute.stop_request import LOOK_SECONDS, request_stop
 from pipeline.graph.declaration import Declaration
 from pipeline.pages.readable import moment
-from pipeline.pages.record import KILLED, STATES, Follower, RunRecord, StepRecord, runs
+from pipeline.pages.record import Follower, runs
 from pipeline.store.process import host_name, this_host
 
 _POLL_SECONDS = 5.0

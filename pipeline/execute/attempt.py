@@ -23,6 +23,7 @@ from typing import Any
 
 import msgspec
 
+from pipeline import events
 from pipeline.errors import (
     Cancelled,
     CorruptOutput,
@@ -34,12 +35,13 @@ from pipeline.errors import (
     WorkerLost,
     one_line,
 )
+from pipeline.events import Emit, Event
 from pipeline.execute.logs import NAME as LOG
 from pipeline.execute.logs import capture
 from pipeline.execute.reference import refer_to
 from pipeline.graph.live import Live, Source
 from pipeline.graph.step import StepSpec
-from pipeline.graph.step_context import Emit, Reference, StepContext, Workers
+from pipeline.graph.step_context import Reference, StepContext, Workers
 from pipeline.identity import digests, provenance, source_code
 from pipeline.identity.digests import Identity
 from pipeline.identity.listing import Listing
@@ -146,8 +148,8 @@ def execute(request: Request, emit: Emit, workers: Workers, *, redirect: bool = 
         redirect: send this process's stdout and stderr to the attempt's log while the step runs.
     """
 
-    def tell(event: dict[str, Any]) -> None:
-        emit({**event, "step": request.label, "key": request.key})
+    def tell(event: Event) -> None:
+        emit(msgspec.structs.replace(event, step=request.label, key=request.key))
 
     held: lease.Lease | None = None
     try:
@@ -174,7 +176,7 @@ def _wait(tell: Emit, workers: Workers) -> Any:
             raise Cancelled(f"was waiting for {lease.words(holder)}")
         if not reported:
             reported.append(1)
-            tell({"event": "waiting", "holder": lease.words(holder)})
+            tell(events.Waiting(lease.words(holder)))
 
     return waiting
 
@@ -186,7 +188,7 @@ def _attempt(
     run = StepContext(request.ledger, request.label, attempt, tell, workers)
     external = (request.label, request.step.externals, request.arguments, request.listings)
     log = storage.join(run.directory, LOG)
-    tell({"event": "started", "attempt": attempt, "log": log})
+    tell(events.Started(attempt, log))
     started, clock = time.time(), time.monotonic()
     with capture(log, redirect=redirect, packages=request.packages, show=tell):
         try:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Protocol
 
+from pipeline.events import Event
 from pipeline.execute.attempt import Outcome, Request, execute
-from pipeline.execute.events import EventLog
+from pipeline.execute.event_log import EventLog
 from pipeline.execute.inline import InlineWorkers
 
 
@@ -27,7 +28,7 @@ class Backend(Protocol):
         """Outcomes since the last call; waits briefly when there are none."""
         ...
 
-    def events(self) -> list[dict[str, Any]]:
+    def events(self) -> list[Event]:
         """Events of the workers since the last call."""
         ...
 
@@ -73,7 +74,7 @@ class InlineBackend:
         finished, self._finished = self._finished, []
         return finished
 
-    def events(self) -> list[dict[str, Any]]:
+    def events(self) -> list[Event]:
         """Always empty: events go straight to the log."""
         return []
 

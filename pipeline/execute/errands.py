@@ -13,7 +13,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from pipeline import events
 from pipeline.errors import PonenteError
+from pipeline.events import Emit
 from pipeline.store import retry
 
 PATIENCE_SECONDS = 600.0
@@ -22,7 +24,6 @@ LONGEST_PAUSE_SECONDS = 15.0
 _THREADS = 16
 
 T = TypeVar("T")
-Report = Callable[[dict[str, Any]], None]
 
 logger = logging.getLogger("ponente")
 
@@ -59,7 +60,7 @@ class Errands:
         self,
         local: bool,
         stopping: Callable[[], bool],
-        report: Report,
+        report: Emit,
         clock: Callable[[], float],
     ) -> None:
         self._local, self._stopping, self._report, self._clock = local, stopping, report, clock
@@ -105,8 +106,7 @@ class Errands:
         refused = isinstance(error.__context__, PermissionError)
         if refused or not isinstance(error, OSError) or spent >= PATIENCE_SECONDS:
             return None
-        event = {"event": "retrying", "what": errand.what, "cause": str(error), "seconds": spent}
-        self._report({**event, "attempt": errand.tries})
+        self._report(events.Retrying(errand.what, str(error), errand.tries, spent))
         return min(next(errand.pauses), PATIENCE_SECONDS - spent)
 
     def poll(self) -> None:

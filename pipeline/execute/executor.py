@@ -18,11 +18,15 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import msgspec
+
+from pipeline import events
 from pipeline.errors import Cancelled, StepFailed, one_line
+from pipeline.events import Event
 from pipeline.execute.attempt import Outcome
 from pipeline.execute.backend import Backend
 from pipeline.execute.errands import Errands
-from pipeline.execute.events import EventLog
+from pipeline.execute.event_log import EventLog
 from pipeline.execute.node_state import NodeState, Phase, States
 from pipeline.execute.requests import (
     claim,
@@ -135,7 +139,7 @@ class Execution:
             if node.key in seen.found:
                 found = insist(node.label, partial(reuse, self._store, node, seen))
                 self.published[node.key] = seen.found[node.key] = found
-                self._tell("hit", node, seconds=found.manifest.seconds, origin=found.elsewhere)
+                self._tell(node, events.Hit(found.manifest.seconds, found.elsewhere))
         return needed
 
     def why_small(self, needed: list[Node]) -> str:
@@ -158,7 +162,7 @@ class Execution:
                 self._states.code_of(node)
             shared = provenance.collect(node.step.function for node in needed)
             self._provenance = {**shared.record, "diff": self._log.keep_diff(shared.diff)}
-            self._log.emit({"event": "provenance", "git": shared.record["git"]})
+            self._log.emit(events.Provenance(shared.record["git"]))
         for node in needed:
             self._enqueue(node, self._reasons[node.key])
         with retry.scope(self._stop.is_set, self._log.emit):
@@ -209,7 +213,7 @@ class Execution:
 
     def _enqueue(self, node: Node, reason: str) -> None:
         self._states.move(self._states[node.key], Phase.WAITING)
-        self._tell("queued", node, reason=reason)
+        self._tell(node, events.Queued(reason))
 
     def _start(self, backend: Backend) -> None:
         slots = min(self._choice.jobs or backend.slots, backend.slots)
@@ -262,11 +266,11 @@ class Execution:
         self, state: NodeState, build: Build, warnings: list[str], backend: Backend
     ) -> None:
         for message in warnings:
-            self._tell("warning", state.node, message=message)
+            self._tell(state.node, events.Warned(message))
         there = (self._states, self.published, self._store, self._listings, self._provenance)
         request = make_request(state, build, *there, keep_shards=self._choice.keep_shards)
         self._states.move(state, Phase.RUNNING)
-        self._tell("submitted", state.node)
+        self._tell(state.node, events.Submitted())
         backend.submit(request)
 
     def _settle(self, state: NodeState, outcome: Outcome, backend: Backend) -> None:
@@ -288,7 +292,7 @@ class Execution:
         self._end_followers(state, backend)
         if self._stop.is_set():
             self._states.move(state, Phase.IDLE)
-            self._tell("stopped", state.node, cause=cause)
+            self._tell(state.node, events.Stopped(cause))
         else:
             unread = f"output of step {state.node.label}, which was published, cannot be read"
             self._fail(state, cause, outcome.log, unread if outcome.successful else "")
@@ -305,7 +309,7 @@ class Execution:
         if outcome.successful:
             self._publish(node, read, outcome)
         elif ended and self._stop.is_set():
-            self._tell("stopped", node, cause=outcome.cause)
+            self._tell(node, events.Stopped(outcome.cause))
         elif ended and ending:
             self._follow_later(state, "the step it follows ended without an output")
         elif outcome.resources_unavailable and self._states.follows(node, self.published):
@@ -323,7 +327,7 @@ class Execution:
             self._fail(state, f"{outcome.cause}; waited {seconds:.0f} s (--wait)", outcome.log)
             return
         state.delay(self._clock())
-        self._tell("waiting_for_resources", state.node, cause=outcome.cause, seconds=seconds)
+        self._tell(state.node, events.WaitingForResources(outcome.cause, seconds))
         self._states.move(state, Phase.WAITING)
 
     def _retry(self, state: NodeState, outcome: Outcome, recorded: frozenset[str]) -> None:
@@ -332,32 +336,32 @@ class Execution:
         self._corrupt |= corrupt_outputs(outcome, others, self.published, self._store)
         final = state.lost(outcome, recorded)
         if outcome.status == "stopped":
-            self._tell("stopped", state.node, cause=outcome.cause)
+            self._tell(state.node, events.Stopped(outcome.cause))
         elif final or not self._going():
             self._fail(state, final or outcome.cause, outcome.log)
         else:
             state.delay(self._clock())
-            self._tell("retried", state.node, cause=outcome.cause, tries=state.tries)
+            self._tell(state.node, events.Retried(outcome.cause, state.tries))
             self._states.move(state, Phase.WAITING)
 
     def _follow_later(self, state: NodeState, cause: str) -> None:
         """Queue a follower again that ended because of its live input, unless that one failed."""
         if state.node.key in self._states.with_users(self._states.among(Phase.FAILED)):
-            self._tell("skipped", state.node, cause=cause)
+            self._tell(state.node, events.Skipped(cause))
         else:
-            self._tell("retried", state.node, cause=cause, tries=state.tries)
+            self._tell(state.node, events.Retried(cause, state.tries))
             self._states.move(state, Phase.WAITING)
 
     def _publish(self, node: Node, found: Found, outcome: Outcome | None) -> None:
         """Record a published output; `outcome` is None for one that refers to another's files."""
         self.published[node.key] = found
         if outcome is None:
-            self._tell("hit", node, seconds=found.manifest.seconds, origin=found.elsewhere)
+            self._tell(node, events.Hit(found.manifest.seconds, found.elsewhere))
         else:
             if outcome.status == "published":
                 self.executed.append(node)
-            details = {"status": outcome.status, "result": found.manifest.result}
-            self._tell("finished", node, seconds=outcome.seconds, **details)
+            result = found.manifest.result
+            self._tell(node, events.Finished(outcome.seconds, outcome.status, result))
         for user in self._states.users.get(node.key, ()):
             if user.key in self.published and self._states[user.key].phase is Phase.IDLE:
                 self._recheck(user)
@@ -375,7 +379,7 @@ class Execution:
 
     def _fail(self, state: NodeState, cause: str, log: str, what: str = "") -> None:
         node = state.node
-        self._tell("failed", node, cause=cause, log=log)
+        self._tell(node, events.Failed(cause, log))
         self._states.move(state, Phase.FAILED)
         lines = [f"{what or f'step {node.label} failed'}: {cause}"]
         if log:
@@ -385,16 +389,13 @@ class Execution:
             later = self._states[key]
             if later.phase in (Phase.WAITING, Phase.REQUESTING):
                 self._states.move(later, Phase.IDLE)
-                self._tell("skipped", later.node, cause=f"{node.label} failed")
+                self._tell(later.node, events.Skipped(f"{node.label} failed"))
 
     def _drain(self, backend: Backend) -> None:
         for event in backend.events():
-            state = self._states.get(event.get("key", ""))
-            if state is not None and event["event"] == "started":
-                state.attempt = event["attempt"]
-            if state is not None and state.phase is Phase.RUNNING:
-                self._states.on_event(state, event["event"])
+            if (state := self._states.get(event.key)) is not None:
+                self._states.apply(state, event)
             self._log.emit(event)
 
-    def _tell(self, kind: str, node: Node, **details: Any) -> None:
-        self._log.emit({"event": kind, "step": node.label, "key": node.key, **details})
+    def _tell(self, node: Node, event: Event) -> None:
+        self._log.emit(msgspec.structs.replace(event, step=node.label, key=node.key))

@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from pipeline.errors import Cancelled, InputError
+from pipeline.events import Emit
 from pipeline.graph.hardware import Hardware
-from pipeline.graph.step_context import Emit, GangProcess, ShardTask, write_shard
+from pipeline.graph.step_context import GangProcess, ShardTask, write_shard
 from pipeline.store.shards import Shard
 
 

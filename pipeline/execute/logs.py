@@ -10,9 +10,10 @@ import os
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, ClassVar
+from collections.abc import Iterable, Iterator
+from typing import ClassVar
 
+from pipeline.events import Emit
 from pipeline.execute.screen import Copies, Log, Screen
 from pipeline.graph.module_names import NEIGHBOURS
 from pipeline.store import storage
@@ -31,7 +32,7 @@ def capture(
     *,
     redirect: bool,
     packages: Iterable[str] = (),
-    show: Callable[[dict[str, Any]], None] | None = None,
+    show: Emit | None = None,
 ) -> Iterator[None]:
     """Send this process's log records, stdout and stderr to the log `url` while the block runs.
 
@@ -42,7 +43,7 @@ def capture(
         redirect: send stdout and stderr only there; for a worker, not for a terminal.
         packages: loggers whose INFO records are kept, in addition to the engine's; warnings of all
             loggers are kept.
-        show: called with "output" events for the user's terminal: the records of the user's own
+        show: called with `Output` events for the user's terminal: the records of the user's own
             modules, and what a worker prints, or what came by the descriptors of another process.
     """
     with contextlib.ExitStack() as stack:

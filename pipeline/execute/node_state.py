@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from pipeline import events
+from pipeline.events import Event
 from pipeline.execute.attempt import Outcome
 from pipeline.graph.step import Node
 from pipeline.identity.source_code import record
@@ -20,7 +22,6 @@ from pipeline.store import retry
 
 FIRST_PAUSE_SECONDS = 1.0
 LONGEST_PAUSE_SECONDS = 60.0
-_AT_WORK = ("progress", "shard")
 
 
 class Phase(enum.Enum):
@@ -188,12 +189,16 @@ class States(dict[str, NodeState]):
         """Whether `node` may start although its live input `child` is not published."""
         return self[child.key].at_work and not self[node.key].late
 
-    def on_event(self, state: NodeState, event: str) -> None:
-        """Update the state of a running step for an event; its followers may start then."""
-        begun = bool(state.attempt)
-        if begun and event in _AT_WORK:
+    def apply(self, state: NodeState, event: Event) -> None:
+        """Update the state of a step for an event of its worker; its followers may start then."""
+        if isinstance(event, events.Started):
+            state.attempt = event.attempt
+        if state.phase is not Phase.RUNNING:
+            return
+        works = bool(state.attempt) and isinstance(event, events.Progress | events.Shard)
+        if works:
             state.waits_since = None
-        if state.at_work or not (event == "waiting" or (begun and event in _AT_WORK)):
+        if state.at_work or not (works or isinstance(event, events.Waiting)):
             return
         state.at_work = True
         for follower in self._followers(state):

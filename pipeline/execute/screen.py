@@ -9,6 +9,9 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from pipeline import events
+from pipeline.events import Emit
+
 SECONDS = 1.0
 LINES = 20  # shown per `SECONDS`; the log has all
 
@@ -21,9 +24,7 @@ class Screen:
         more: returns more text to show, in addition to what is written; None for none.
     """
 
-    def __init__(
-        self, show: Callable[[dict[str, Any]], None], more: Callable[[], str] | None = None
-    ) -> None:
+    def __init__(self, show: Emit, more: Callable[[], str] | None = None) -> None:
         self._show, self._more = show, more
         self._pieces: list[str] = []
         self._lock, self._over = threading.Lock(), threading.Event()
@@ -65,7 +66,7 @@ class Screen:
         # A display that fails must not fail the step.
         with contextlib.suppress(Exception):
             if lines:
-                self._show({"event": "output", "text": "\n".join(lines)})
+                self._show(events.Output("\n".join(lines)))
 
 
 class Log:

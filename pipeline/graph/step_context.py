@@ -20,7 +20,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
 
+from pipeline import events
 from pipeline.errors import InputError, WorkerLost
+from pipeline.events import Emit
 from pipeline.graph.artifact import Artifact
 from pipeline.graph.hardware import Hardware
 from pipeline.store import local_storage, storage
@@ -30,7 +32,6 @@ from pipeline.store.manifest import KEEP, PROCESS_LOGS
 from pipeline.store.parallel import by_item
 from pipeline.store.shards import ATTEMPTS, Shard
 
-Emit = Callable[[dict[str, Any]], None]
 ShardWriter = Callable[[str, Any], Mapping[str, Any]]
 
 logger = logging.getLogger("ponente")
@@ -177,12 +178,12 @@ class StepContext:
 
     def progress(self, done: float, total: float, unit: str, note: str = "") -> None:
         """Report that `done` of `total` units are finished."""
-        self._emit({"event": "progress", "done": done, "total": total, "unit": unit, "note": note})
+        self._emit(events.Progress(done, total, unit, note))
 
     def warn(self, message: str) -> None:
         """Show the user a warning, also when the step succeeds."""
         logger.warning(message)
-        self._emit({"event": "warning", "message": message})
+        self._emit(events.Warned(message))
 
     def finished(self, prefix: str = "") -> dict[str, Shard]:
         """Shards finished by this attempt or an earlier one; they become part of the output."""
@@ -303,7 +304,7 @@ class StepContext:
         self.progress(len(shards), len(items), "shards")
         for shard in self._workers.map(tasks, self._emit):
             shards[shard.name] = self._declared[shard.name] = shard
-            self._emit({"event": "shard", "shard": shard.name, "bytes": shard.bytes})
+            self._emit(events.Shard(shard.name, shard.bytes))
             self.progress(len(shards), len(items), "shards")
         return dict(sorted(shards.items()))
 

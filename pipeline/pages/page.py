@@ -15,11 +15,11 @@ from urllib.parse import quote
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from pipeline.errors import CorruptOutput
+from pipeline.execute.run_record import DONE, STATES, RunRecord, StepRecord
 from pipeline.identity.fingerprint import plain
 from pipeline.pages import readable
 from pipeline.pages import record as run_record
 from pipeline.pages.graph import Box, draw
-from pipeline.pages.record import DONE, STATES, RunRecord, StepRecord
 from pipeline.plan.state import NOT_BUILT
 from pipeline.store import storage
 from pipeline.store.manifest import Manifest, load

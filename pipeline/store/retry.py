@@ -22,7 +22,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from pipeline import events
 from pipeline.errors import Cancelled, InputError, StoreUnavailable
+from pipeline.events import Emit
 
 UNREACHABLE_SECONDS = 3.0
 CANCEL_SECONDS = 1.0  # deadline of a failing operation after a cancellation
@@ -86,7 +88,7 @@ def seconds_of(variable: str, default: float, least: float = 0.0) -> float:
 @dataclass(frozen=True)
 class _Scope:
     cancelled: Callable[[], bool]
-    report: Callable[[dict[str, Any]], None] | None
+    report: Emit | None
 
 
 # Global and not per thread: requests to object stores run in another thread, that of fsspec.
@@ -96,14 +98,12 @@ _lock = threading.Lock()
 
 
 @contextlib.contextmanager
-def scope(
-    cancelled: Callable[[], bool], report: Callable[[dict[str, Any]], None] | None = None
-) -> Iterator[None]:
+def scope(cancelled: Callable[[], bool], report: Emit | None = None) -> Iterator[None]:
     """While the block runs, retries in this process check `cancelled` and report long waits.
 
     Args:
         cancelled: returns whether to give up.
-        report: called with a "retrying" event, in addition to the log line; None for no events.
+        report: called with a `Retrying` event, in addition to the log line; None for no events.
     """
     mine = _Scope(cancelled, report)
     with _lock:
@@ -207,8 +207,7 @@ class Retry:
         self._reported = now
         current = _current()
         if current is not None and current.report is not None:
-            event = {"event": "retrying", "what": self.what, "cause": cause}
-            current.report({**event, "attempt": self._attempts, "seconds": spent})
+            current.report(events.Retrying(self.what, cause, self._attempts, spent))
         line = "retrying: %s, %s, attempt %d, %.0f s"
         logger.warning(line, self.what, cause, self._attempts, spent)
 

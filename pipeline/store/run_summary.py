@@ -11,6 +11,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import msgspec
+
 from pipeline.store import process, storage
 from pipeline.store.parallel import concurrently
 
@@ -47,11 +49,15 @@ def load(prefix: str, run: str) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def save(prefix: str, record: dict[str, Any], read: int) -> None:
-    """Write a run's summary, by its driver: what the first `read` bytes of its log say."""
+def encode(record: Any, read: int) -> bytes:
+    """The summary that a driver writes: a record, which the first `read` bytes of its log say."""
     summary = {"process": process.this(), "read": read, "record": record}
-    url = summary_url(prefix, record["run"])
-    storage.write_atomic(url, json.dumps(summary).encode(), durable=False)
+    return msgspec.json.encode(summary, enc_hook=str)
+
+
+def save(prefix: str, run: str, summary: bytes) -> None:
+    """Write a run's summary, by its driver."""
+    storage.write_atomic(summary_url(prefix, run), summary, durable=False)
 
 
 def lives(prefix: str, run: str, driver: dict[str, Any]) -> bool:

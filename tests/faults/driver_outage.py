@@ -25,7 +25,7 @@ import aiohttp
 
 from pipeline.execute import errands
 from pipeline.execute.attempt import Outcome, Request, execute
-from pipeline.execute.events import EventLog
+from pipeline.execute.event_log import EventLog
 from pipeline.execute.executor import Execution
 from pipeline.execute.inline import InlineWorkers
 from pipeline.graph.step import as_node
@@ -33,7 +33,7 @@ from pipeline.store import google_storage, local_storage, retry
 from pipeline.store.outputs import Store
 from tests.faults.fake_gcs import FakeGCS
 from tests.faults.registry import Fault, trials
-from tests.pipeline.helpers import check_invariants
+from tests.pipeline.helpers import check_invariants, heard
 from tests.pipeline.toy import Scale, clamp, numbers, scaled, total
 
 SECONDS = 0.3
@@ -167,7 +167,7 @@ def graph() -> list[Any]:
 
 def run(prefix: str, backend: Processes, events: list[dict[str, Any]]) -> dict[str, Any]:
     """Execute the graph; label, result and content of every output, by key."""
-    log = EventLog(prefix, "test", [events.append])
+    log = EventLog(prefix, "test", [heard(events.append)])
     targets = [as_node(node) for node in graph()]
     execution = Execution(targets, Store(prefix), log, "again")
     try:

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 from pipeline import GangProcess, Result, Runtime, StepContext, pod, step
 from pipeline.errors import WorkerLost
-from pipeline.graph.step_context import Emit
+from pipeline.events import Emit
 from pipeline.store import storage
 from tests.pipeline.toy import Numbers, Total, total
 

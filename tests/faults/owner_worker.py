@@ -15,13 +15,15 @@ from collections.abc import Mapping
 from typing import Annotated, Any
 
 from pipeline import Artifact, InputError, Result, Runtime, StepContext, step
+from pipeline.events import RunStarted
 from pipeline.execute.backend import InlineBackend
-from pipeline.execute.events import EventLog
+from pipeline.execute.event_log import EventLog
 from pipeline.execute.executor import Execution
 from pipeline.graph.step import Node, as_node
 from pipeline.plan.state import Selection
 from pipeline.store import lease, storage
 from pipeline.store.outputs import Store
+from tests.pipeline.helpers import heard
 
 STEPS = 12
 PARTS = 12
@@ -93,8 +95,8 @@ def execute(order: Mapping[str, Any]) -> dict[str, Any]:
                 file.write(f"{os.getpid()} {event.get('done', 0)}\n")
             time.sleep(order["delay"])
 
-    log = EventLog(store, f"run-{os.getpid()}-{time.monotonic_ns()}", [listen])
-    log.emit({"event": "run_started", "graph": [{"directory": node.directory}]})
+    log = EventLog(store, f"run-{os.getpid()}-{time.monotonic_ns()}", [heard(listen)])
+    log.emit(RunStarted(graph=[{"directory": node.directory}]))
     force = (node.label,) if order.get("force") else ()
     try:
         execution = Execution([node], Store(store), log, "again", Selection(force=force))

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 from pipeline import Experiment, GangProcess, Result, Runtime, StepContext, local, pod, step
 from pipeline.errors import Preempted
-from pipeline.graph.step_context import Emit
+from pipeline.events import Emit
 from pipeline.store import storage
 from tests.pipeline.toy import Total
 

@@ -9,7 +9,7 @@ import signal
 import pytest
 
 from pipeline.execute.backend import InlineBackend
-from pipeline.execute.events import EventLog
+from pipeline.execute.event_log import EventLog
 from pipeline.execute.executor import Execution
 from pipeline.graph.step import as_node
 from pipeline.store import lease
@@ -18,7 +18,7 @@ from steps.artifacts import Checkpoint, Scores
 from steps.block_shuffle import block_shuffle
 from steps.follow import follow
 from steps.train import train
-from tests.pipeline.helpers import check_invariants
+from tests.pipeline.helpers import check_invariants, heard
 from tests.steps.synthetic import synthetic
 from tests.training import tiny
 from training.checkpoint.restore import load_model
@@ -77,7 +77,7 @@ class Killer:
 def run(store, backend, plan=()):
     """(model, scores, events) of the graph, disturbed as planned."""
     events, killer = [], Killer(store, plan)
-    log = EventLog(store, "trial", [events.append, killer])
+    log = EventLog(store, "trial", [heard(events.append), heard(killer)])
     nodes = [as_node(node) for node in graph()]
     execution = Execution(nodes, Store(store), log, "again")
     execution.run(backend(log), execution.look())

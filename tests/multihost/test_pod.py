@@ -13,7 +13,7 @@ from data.batches.loader import Loader
 from experiments.run_200m import experiment
 from pipeline import pod
 from pipeline.execute.backend import InlineBackend
-from pipeline.execute.events import EventLog
+from pipeline.execute.event_log import EventLog
 from pipeline.execute.executor import Execution
 from pipeline.graph.step import as_node
 from pipeline.store import storage

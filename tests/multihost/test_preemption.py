@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 
 from pipeline import pod
-from pipeline.execute.events import EventLog
+from pipeline.execute.event_log import EventLog
 from pipeline.execute.executor import Execution
 from pipeline.graph.step import as_node
 from pipeline.store.outputs import Store
 from steps.artifacts import Checkpoint
 from steps.block_shuffle import block_shuffle
 from steps.train import train
-from tests.pipeline.helpers import bring_up
+from tests.pipeline.helpers import bring_up, heard
 from tests.steps.synthetic import VOCAB, synthetic
 from tests.training import tiny
 
@@ -60,7 +60,7 @@ def test_a_preempted_pod_resumes_from_its_checkpoint(tmp_path, ray_backend):
             sent.extend([event["done"]] if _terminate_one() else [])
 
     node = as_node(_node("cpu-2x1"))
-    log = EventLog(store, "test", [listen])
+    log = EventLog(store, "test", [heard(listen)])
     execution = Execution([node], Store(store), log, "again")
     execution.run(ray_backend, execution.look())
     again = [event for event in events if event["event"] == "retried"]

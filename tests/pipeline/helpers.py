@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
 from pipeline.execute import errands, node_state
 from pipeline.execute.backend import InlineBackend
-from pipeline.execute.events import EventLog
+from pipeline.execute.event_log import EventLog, Listener
 from pipeline.execute.executor import Execution
 from pipeline.graph.step import Node, as_node
 from pipeline.plan.state import Selection
@@ -22,6 +23,11 @@ from pipeline.store.shards import Shard
 PATIENCE_SECONDS = 1.0  # of the driver with its store
 
 
+def heard(listener: Callable[[dict[str, Any]], object]) -> Listener:
+    """A listener that passes events on as they are in the log."""
+    return lambda event: (listener(event.plain()), None)[1]
+
+
 def bring_up(
     prefix: str,
     *wanted: Any,
@@ -30,7 +36,7 @@ def bring_up(
     **choice: Any,
 ) -> Execution:
     """Execute a graph in this process; returns the finished execution."""
-    log = EventLog(prefix, "test", [events.append] if events is not None else [])
+    log = EventLog(prefix, "test", [heard(events.append)] if events is not None else [])
     execution = Execution(
         [as_node(w) for w in wanted], Store(prefix, shared), log, "again", Selection(**choice)
     )

@@ -12,6 +12,7 @@ import uuid
 from typing import Any
 
 from pipeline.errors import InputError, PonenteError, text_of
+from pipeline.events import Event
 from pipeline.execute.attempt import Outcome, Request, execute
 from pipeline.execute.ray import runtime_env
 from pipeline.graph.hardware import Hardware
@@ -215,7 +216,7 @@ class RayBackend:
             cause = f"its {'host was lost' if gone else 'worker died'} ({text_of(error)})"
             return running.request, Outcome("failed", 0.0, cause, transient=True, preempted=gone)
 
-    def events(self) -> list[dict[str, Any]]:
+    def events(self) -> list[Event]:
         """Events of all workers since the last call."""
         pending = self._drain or self._collector.send("drain", tuple(self._stopped))
         # A late call is kept and waited for again: its events are gone from the collector.

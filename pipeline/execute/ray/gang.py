@@ -30,6 +30,7 @@ from pipeline.errors import (
     WorkerLost,
     text_of,
 )
+from pipeline.events import Emit
 from pipeline.execute.inline import InlineWorkers
 from pipeline.execute.logs import capture
 from pipeline.execute.ray import runtime_env
@@ -44,7 +45,7 @@ from pipeline.execute.ray.heartbeat import (
 )
 from pipeline.execute.ray.placement import Placement, Waiting
 from pipeline.graph.hardware import Hardware
-from pipeline.graph.step_context import Emit, GangProcess
+from pipeline.graph.step_context import GangProcess
 from pipeline.store import storage
 from pipeline.store.shards import ATTEMPTS
 

@@ -22,6 +22,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
+import msgspec
 import ray
 from ray.exceptions import (
     ActorDiedError,
@@ -32,8 +33,8 @@ from ray.exceptions import (
 )
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from pipeline.events import Emit, Event
 from pipeline.execute.ray import runtime_env
-from pipeline.graph.step_context import Emit
 from pipeline.store import retry
 
 _TIMEOUT_SECONDS = 60.0
@@ -68,12 +69,12 @@ class _Collector:
     """
 
     def __init__(self) -> None:
-        self._events: deque[dict[str, Any]] = deque(maxlen=_MOST_EVENTS)
+        self._events: deque[Event] = deque(maxlen=_MOST_EVENTS)
         self._bodies: dict[str, dict[str, tuple[float, str]]] = {}
         self._nodes: dict[str, tuple[int, float]] = {}  # workers and last heartbeat of each
         self._stopped: frozenset[str] = frozenset()
 
-    def emit(self, event: dict[str, Any]) -> None:
+    def emit(self, event: Event) -> None:
         """Append one event."""
         self._events.append(event)
 
@@ -116,7 +117,7 @@ class _Collector:
         workers = {name: now - beat for name, (beat, _) in beats.items()}
         return HeartbeatAges(workers, {n: now - last for n, (_, last) in self._nodes.items()})
 
-    def drain(self, stopped: Collection[str]) -> tuple[list[dict[str, Any]], HeartbeatAges]:
+    def drain(self, stopped: Collection[str]) -> tuple[list[Event], HeartbeatAges]:
         """All events since the last call in order of arrival, and `ages` of the bodies.
 
         Args:
@@ -170,8 +171,9 @@ class Channel:
 def emitter(collector: Channel, stamp: Mapping[str, str] | None = None) -> Emit:
     """An emitter that sends events without waiting, with this machine's time and the stamp."""
 
-    def emit(event: dict[str, Any]) -> None:
-        collector.send("emit", {"time": time.time(), **event, **(stamp or {})})
+    def emit(event: Event) -> None:
+        stamped = msgspec.structs.replace(event, time=event.time or time.time(), **(stamp or {}))
+        collector.send("emit", stamped)
 
     return emit
 

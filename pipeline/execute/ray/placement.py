@@ -17,12 +17,13 @@ import ray
 from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from pipeline import events
 from pipeline.accelerators import GPUS, TPUS
 from pipeline.errors import Cancelled, InputError, ResourcesUnavailable
+from pipeline.events import Emit
 from pipeline.execute.ray import runtime_env
 from pipeline.execute.ray.heartbeat import Heartbeat
 from pipeline.graph.hardware import Hardware
-from pipeline.graph.step_context import Emit
 
 _POLL_SECONDS = 0.5
 _RESERVE_SECONDS = 60.0  # timeout of one try of Ray's slice scheduler
@@ -39,7 +40,7 @@ class Waiting:
     Args:
         hardware: the requested hardware.
         heartbeat: the step's heartbeat, which receives cancellations.
-        emit: called with "waiting_for_resources" events.
+        emit: called with `WaitingForResources` events.
         limit: deadline in seconds; None for no limit.
     """
 
@@ -71,7 +72,7 @@ class Waiting:
                 self._report_at = seconds + min(seconds, _REPORT_AT_LEAST_EVERY)
                 logger.info("waiting for %s, %.0f s: %s", name, seconds, missing)
                 cause = f"waiting for {name}: {missing}"
-                self._emit({"event": "waiting_for_resources", "cause": cause, "seconds": seconds})
+                self._emit(events.WaitingForResources(cause, seconds))
 
 
 class Placement:

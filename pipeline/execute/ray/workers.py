@@ -19,7 +19,9 @@ from typing import IO, Any
 import ray
 from ray.exceptions import RayError, RayTaskError
 
+from pipeline import events
 from pipeline.errors import Cancelled, WorkerLost, text_of
+from pipeline.events import Emit
 from pipeline.execute.attempt import Request
 from pipeline.execute.logs import capture
 from pipeline.execute.ray import runtime_env
@@ -33,7 +35,7 @@ from pipeline.execute.ray.heartbeat import (
     host_lost,
 )
 from pipeline.graph.hardware import Hardware
-from pipeline.graph.step_context import Emit, ShardTask, write_shard
+from pipeline.graph.step_context import ShardTask, write_shard
 from pipeline.store import retry
 from pipeline.store.shards import Shard
 
@@ -190,7 +192,7 @@ class RayWorkers:
         tries = self._crashes[task.name]
         if tries >= TRIES:
             raise WorkerLost(f"shard {task.name}: {cause}, {tries} times in a row")
-        emit({"event": "shard_retried", "shard": task.name, "cause": cause, "tries": tries})
+        emit(events.ShardRetried(task.name, cause, tries))
         return dataclasses.replace(task, number=task.number + 1)
 
     def gang(

@@ -5,46 +5,58 @@ from __future__ import annotations
 import io
 import re
 import sys
-from dataclasses import dataclass
 
 import pytest
 from rich.console import Console
 
 from pipeline.cli.display import LiveDisplay, PlainDisplay
+from pipeline.events import (
+    Failed,
+    Finished,
+    Hit,
+    Phase,
+    Progress,
+    Queued,
+    Retried,
+    Retrying,
+    RunStarted,
+    Shard,
+    ShardRetried,
+    Skipped,
+    Started,
+    Stopped,
+    Waiting,
+    WaitingForResources,
+    Warned,
+)
+from pipeline.execute.run_record import RunRecord
 from tests.pipeline.cli.terminal import Screen, Terminal
 
 # An experiment whose steps end in every way there is, on the real command line.
 DRIVER = """
 import sys, time
-from dataclasses import dataclass
+from pipeline import events
 from pipeline.cli.display import choose
+from pipeline.execute.event_log import EventLog
 
-@dataclass
-class Node:
-    label: str
-    key: str
-
-labels = sys.argv[1:] or [f"step {i:03d}" for i in range(200)]
-show = choose([Node(label, str(i)) for i, label in enumerate(labels)])
-def say(kind, i, **more):
-    show({"event": kind, "step": labels[i], "key": str(i), "time": time.time(), **more})
-for i in range(len(labels)):
-    say("started", i)
-    say("progress", i, done=1, total=4, unit="shards", note="")
+labels = sys.argv[2:] or [f"step {i:03d}" for i in range(200)]
+log = EventLog(sys.argv[1], "run", [])
+show = choose(log.record)
+log.listen(show)
+graph = [{"label": label, "key": str(i)} for i, label in enumerate(labels)]
+log.emit(events.RunStarted(graph=graph))
+for i, label in enumerate(labels):
+    of = dict(step=label, key=str(i))
+    log.emit(events.Started(**of))
+    log.emit(events.Progress(1, 4, "shards", **of))
     time.sleep(0.3 if i == 0 else 0.002)
-    kind = ("finished", "failed", "stopped", "skipped")[i % 4 if len(labels) < 9 else i == 100]
-    say(kind, i, seconds=1.5, cause=f"cause {i}")
+    ends = events.Finished(1.5, **of), *(
+        kind(f"cause {i}", **of) for kind in (events.Failed, events.Stopped, events.Skipped)
+    )
+    log.emit(ends[i % 4 if len(labels) < 9 else i == 100])
 show.close()
 print("the end")
 """
-
-
-@dataclass
-class Node:
-    """As much of a node as a display asks for."""
-
-    label: str
-    key: str
 
 
 class Clock:
@@ -57,12 +69,12 @@ class Clock:
         return self.now
 
 
-def _event(kind, step="fit", **more):
-    return {"event": kind, "step": step, "key": f"key of {step}", "time": 0.0, **more}
+def _of(step="fit", time=0.0):
+    return {"step": step, "key": f"key of {step}", "time": time}
 
 
 def _progress(done, total, time, note=""):
-    return _event("progress", done=done, total=total, unit="shards", time=time, note=note)
+    return Progress(done, total, "shards", note, **_of(time=time))
 
 
 @pytest.fixture
@@ -80,15 +92,21 @@ def _live(labels, width=100, height=30, **settings):
         options = {"color_system": "truecolor", "width": width, "height": height, **settings}
         return Console(file=io.StringIO(), force_terminal=True, **options)
 
-    display = LiveDisplay([Node(label, f"key of {label}") for label in labels], console(), clock)
+    record = RunRecord("run")
+    record.apply(RunStarted(graph=[{"label": x, "key": f"key of {x}"} for x in labels]))
+    table = LiveDisplay(record, console(), clock)
+
+    def display(event):
+        record.apply(event)
+        table(event)
 
     def picture(*, styled=False):
         once = console()
-        once.print(display.draw())
+        once.print(table.draw())
         text = once.file.getvalue()
         return text if styled else re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text)
 
-    display.clock, display.picture = clock, picture
+    display.clock, display.picture, display.close = clock, picture, table.close
     return display
 
 
@@ -107,21 +125,21 @@ def live():
 
 
 CHANGES = [
-    (_event("hit", seconds=12.34), "up to date (took 12.3 s when it was built)"),
-    (_event("waiting", holder="process 7 on h"), "waiting for process 7 on h"),
-    (_event("started"), "running"),
-    (_event("finished", seconds=2.5, status="published"), "done in 2.5 s"),
-    (_event("finished", seconds=2.5, status="reused"), "done by another run"),
-    (_event("retried", tries=1, cause="its worker died"), "retrying (1 tries used): its worker"),
-    (_event("waiting_for_resources", cause="waiting for v6e-16", seconds=720), "v6e-16, 12 min"),
-    (_event("phase", phase="compiling"), "compiling"),
-    (_event("retrying", what="gs://b/x", cause="503", attempt=3, seconds=40), "x, 503, attempt 3"),
-    (_event("failed", cause="no such file"), "FAILED: no such file"),
-    (_event("skipped", cause="tokens failed"), "skipped: tokens failed"),
-    (_event("stopped", cause="3 shards are not finished"), "stopped: 3 shards are not finished"),
-    (_event("warning", message="odd"), "warning: odd"),
+    (Hit(12.34, **_of()), "up to date (took 12.3 s when it was built)"),
+    (Waiting("process 7 on h", **_of()), "waiting for process 7 on h"),
+    (Started(**_of()), "running"),
+    (Finished(2.5, **_of()), "done in 2.5 s"),
+    (Finished(2.5, "reused", **_of()), "done by another run"),
+    (Retried("its worker died", 1, **_of()), "retrying (1 tries used): its worker"),
+    (WaitingForResources("waiting for v6e-16", 720, **_of()), "v6e-16, 12 min"),
+    (Phase("compiling", **_of()), "compiling"),
+    (Retrying("gs://b/x", "503", 3, 40, **_of()), "x, 503, attempt 3"),
+    (Failed("no such file", **_of()), "FAILED: no such file"),
+    (Skipped("tokens failed", **_of()), "skipped: tokens failed"),
+    (Stopped("3 shards are not finished", **_of()), "stopped: 3 shards are not finished"),
+    (Warned("odd", **_of()), "warning: odd"),
     (
-        _event("shard_retried", shard="part/003", cause="its worker stopped responding", tries=2),
+        ShardRetried("part/003", "its worker stopped responding", 2, **_of()),
         "shard part/003 is retried (2 tries used): its worker stopped responding",
     ),
 ]
@@ -143,14 +161,14 @@ def test_every_change_is_one_plain_line_and_is_in_the_table(event, expected, pla
 def test_what_changes_nothing_is_no_line(plain):
     """Queued steps, finished shards and events of the run itself."""
     display, lines, _ = plain
-    for event in (_event("queued"), _event("shard", shard="a", bytes=1), {"event": "run_started"}):
+    for event in (Queued(**_of()), Shard("a", 1, **_of()), RunStarted()):
         display(event)
     assert not lines()
 
 
 def test_a_line_has_no_control_codes_whatever_a_cause_brings(plain, live):
     """A newline, a carriage return and an escape sequence of somebody's error message."""
-    event = _event("failed", cause="one\ntwo\r\x1b[31mthree\x07")
+    event = Failed("one\ntwo\r\x1b[31mthree\x07", **_of())
     display, lines, _ = plain
     display(event)
     assert len(lines()) == 1
@@ -164,7 +182,7 @@ def test_a_line_has_no_control_codes_whatever_a_cause_brings(plain, live):
 def test_progress_is_said_at_most_every_five_seconds(plain):
     """A thousand events in sixteen seconds make three lines, at 5, 10 and 15 seconds or more."""
     display, lines, clock = plain
-    display(_event("started"))
+    display(Started(**_of()))
     said = []
     for i in range(1000):
         clock.now = 1000.0 + i * 0.016
@@ -196,13 +214,13 @@ def test_rate_and_time_left_are_those_of_the_events(plain, live, again):
         display(event)
         table(event)
 
-    both(_event("started"))
+    both(Started(**_of()))
     if again:
         # An earlier try, ten times as fast.
         both(_progress(0, 400, 100.0))
         both(_progress(90, 400, 103.0))
-        both(_event("retried", tries=1, cause="gone"))
-        both(_event("started"))
+        both(Retried("gone", 1, **_of()))
+        both(Started(**_of()))
     first, first_time, done, at = 100, 200.0, 190, 230.0
     both(_progress(first, 400, first_time))
     clock.now += 30
@@ -219,7 +237,7 @@ def test_rate_and_time_left_are_those_of_the_events(plain, live, again):
 def test_time_left_in_words(plain, seconds, expected):
     """Seconds, minutes, hours."""
     display, lines, clock = plain
-    display(_event("started"))
+    display(Started(**_of()))
     display(_progress(0, seconds + 10, 0))
     clock.now += 10
     display(_progress(10, seconds + 10, 10))
@@ -229,7 +247,7 @@ def test_time_left_in_words(plain, seconds, expected):
 def test_a_running_step_has_a_bar_and_its_time_so_far(live):
     """The bar is as long as what is done; the clock goes on without events."""
     table = live(["fit", "other"])
-    table(_event("started"))
+    table(Started(**_of()))
     table(_progress(0, 4, 0.0))
     assert "━" not in table.picture(styled=True).split("\x1b[38;5;237m")[0]
     table(_progress(3, 4, 30.0))
@@ -239,7 +257,7 @@ def test_a_running_step_has_a_bar_and_its_time_so_far(live):
     assert line.count("━") + line.count("╸") + line.count("╺") == 100 // 6
     assert "3/4 shards  0.10 shards/s  10 s left  42 s so far" in line
     assert "42 s" in table.picture().splitlines()[-1]
-    table(_event("finished", seconds=42.0, status="published"))
+    table(Finished(42.0, **_of()))
     line = next(x for x in table.picture().splitlines() if "fit" in x)
     assert line.rstrip() == "+ fit    done in 42.0 s"
 
@@ -248,8 +266,8 @@ def test_a_failure_is_red_and_nothing_else_is(live):
     """With its cause; and without colours where they are not wanted."""
     for settings, red in (({}, True), ({"no_color": True}, False)):
         table = live(["fit", "other"], **settings)
-        table(_event("started", "other"))
-        table(_event("failed", cause="the disk is full"))
+        table(Started(**_of("other")))
+        table(Failed("the disk is full", **_of()))
         coloured = re.findall(r"\x1b\[31m([^\x1b]*)", table.picture(styled=True))
         assert ([x.strip() for x in coloured] == ["!", "FAILED: the disk is full"]) == red
         colours = re.findall(r"\x1b\[[0-9;]*[349][0-7]m", table.picture(styled=True))
@@ -260,7 +278,7 @@ def test_no_color_is_heard(live, monkeypatch):
     """The variable that turns colours off everywhere."""
     monkeypatch.setenv("NO_COLOR", "1")
     table = live(["fit"])
-    table(_event("failed", cause="x"))
+    table(Failed("x", **_of()))
     assert not re.findall(r"\x1b\[[0-9;]*[349][0-7]m", table.picture(styled=True))
     assert "FAILED: x" in table.picture()
 
@@ -269,8 +287,8 @@ def test_the_last_line_counts(live):
     """Done of all, and what did not go well; time since the beginning."""
     labels = [f"s{i}" for i in range(8)]
     table = live(labels)
-    for i, kind in enumerate(["hit", "finished", "failed", "skipped", "stopped", "started"]):
-        table(_event(kind, f"s{i}", seconds=1, cause="c"))
+    for i, kind in enumerate([Hit, Finished, Failed, Skipped, Stopped, Started]):
+        table(kind(**_of(f"s{i}")))
     table.clock.now += 75
     last = table.picture().splitlines()[-1].split("  ")
     words = ["2/8 steps", "1 running", "1 failed", "1 skipped", "1 stopped", "75 s"]
@@ -282,10 +300,10 @@ def test_more_steps_than_rows(live):
     labels = [f"step {i:03d}" for i in range(200)]
     table = live(labels, height=12)
     for i in range(100):
-        table(_event("finished", labels[i], seconds=1))
-    table(_event("failed", labels[3], cause="broken"))
-    table(_event("started", labels[150]))
-    table(_event("warning", labels[5], message="odd"))
+        table(Finished(1, **_of(labels[i])))
+    table(Failed("broken", **_of(labels[3])))
+    table(Started(**_of(labels[150])))
+    table(Warned("odd", **_of(labels[5])))
     lines = table.picture().splitlines()
     assert len(lines) <= 11
     shown = [line.split()[2] for line in lines if re.match(r"[!>+.=-] step", line)]
@@ -299,10 +317,10 @@ def test_a_table_fits_its_width(live, width):
     """Long labels and causes are cut, never wrapped; what matters of progress is there."""
     labels = ["fit", "a very long label " * 5, "failing"]
     table = live(labels, width=width)
-    table(_event("started"))
+    table(Started(**_of()))
     table(_progress(100, 400, 0.0))
     table(_progress(200, 400, 50.0, note="n" * 300))
-    table(_event("failed", "failing", cause="long " * 60))
+    table(Failed("long " * 60, **_of("failing")))
     lines = [line.rstrip() for line in table.picture().splitlines()]
     assert len(lines) == 4
     assert all(len(line) <= width for line in lines)
@@ -312,10 +330,10 @@ def test_a_table_fits_its_width(live, width):
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(30, 100), (10, 40)])
-def test_on_a_real_terminal(rows, columns):
+def test_on_a_real_terminal(rows, columns, tmp_path):
     """Every step with its end, no broken table; the cursor and the modes are as they were."""
     labels = ["download", "tokens", "fit", "evaluate", "x" * 60]
-    command = [sys.executable, "-c", DRIVER, *labels]
+    command = [sys.executable, "-c", DRIVER, str(tmp_path), *labels]
     with Terminal(command, rows=rows, columns=columns) as terminal:
         assert terminal.wait(30) == 0, terminal.text
         screen = Screen(rows, columns)
@@ -333,9 +351,11 @@ def test_on_a_real_terminal(rows, columns):
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(30, 100), (10, 40)])
-def test_two_hundred_steps_on_a_real_terminal(rows, columns):
+def test_two_hundred_steps_on_a_real_terminal(rows, columns, tmp_path):
     """Nothing of an earlier picture is left above or below the last one."""
-    with Terminal([sys.executable, "-c", DRIVER], rows=rows, columns=columns) as terminal:
+    with Terminal(
+        [sys.executable, "-c", DRIVER, str(tmp_path)], rows=rows, columns=columns
+    ) as terminal:
         assert terminal.wait(30) == 0, terminal.text
         lines = Screen(10_000, columns).feed(terminal.text)
         assert Screen(rows, columns).feed(terminal.text)[-rows:] == lines[-rows:]
@@ -347,9 +367,11 @@ def test_two_hundred_steps_on_a_real_terminal(rows, columns):
     assert any("more: " in line for line in table)
 
 
-def test_a_pipe_gets_plain_lines():
+def test_a_pipe_gets_plain_lines(tmp_path):
     """The same run with its output on a pipe."""
-    with Terminal([sys.executable, "-c", DRIVER, "download", "tokens"], tty=False) as terminal:
+    with Terminal(
+        [sys.executable, "-c", DRIVER, str(tmp_path), "download", "tokens"], tty=False
+    ) as terminal:
         assert terminal.wait(30) == 0
     assert "\x1b" not in terminal.text
     assert terminal.text.splitlines() == [

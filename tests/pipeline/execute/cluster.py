@@ -18,11 +18,12 @@ from ray.cluster_utils import Cluster
 
 import pipeline
 from pipeline import Result, Runtime, StepContext, step
-from pipeline.execute.events import EventLog
+from pipeline.execute.event_log import EventLog
 from pipeline.execute.executor import Execution
 from pipeline.graph.step import as_node
 from pipeline.store import storage
 from pipeline.store.outputs import Store
+from tests.pipeline.helpers import heard
 from tests.pipeline.toy import Numbers, Total
 
 ROOT = Path(__file__).parents[3]
@@ -167,7 +168,7 @@ def run_on(
     backend: Any, prefix: str, wanted: Any, *listeners: Any, wait: float | None = None
 ) -> Execution:
     """Execute a graph on a backend; returns the finished execution."""
-    log = EventLog(prefix, "test", list(listeners))
+    log = EventLog(prefix, "test", [*map(heard, listeners)])
     execution = Execution([as_node(wanted)], Store(prefix), log, "again", wait=wait)
     try:
         execution.run(backend, execution.look())

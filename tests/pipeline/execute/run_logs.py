@@ -7,7 +7,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from pipeline.store import storage
+from pipeline import events
+from pipeline.execute.run_record import RunRecord
+from pipeline.store import run_summary, storage
+from pipeline.store.append import Tail
 from pipeline.store.manifest import Manifest
 from pipeline.store.shards import File, Shard
 
@@ -128,6 +131,15 @@ def publish(prefix: str, label: str, inputs: tuple[str, ...], seconds: float) ->
     storage.write_atomic(url, record.to_bytes())
 
 
+def summarise(prefix: str, run: str) -> None:
+    """Write a run's summary, as its driver does."""
+    record, log = RunRecord(run), Tail(run_summary.log_url(prefix, run)).more()
+    log = log[: log.rfind(b"\n") + 1]
+    for line in log.splitlines():
+        record.apply(events.from_line(line))
+    run_summary.save(prefix, run, run_summary.encode(record, len(log)))
+
+
 def graph() -> list[dict[str, Any]]:
     """The graph of `PIPELINE`."""
     return [node(label, inputs) for label, inputs, _ in PIPELINE]
@@ -150,7 +162,7 @@ def troubled_run(prefix: str, run: str = "20260921-120000-aaaaaa") -> Log:
     log.tell("queued", "report")
     log.at(2).began("tokenize_train").at(1).began("tokenize_validation")
     log.at(3).tell("warning", "tokenize_validation", message="3 documents were <empty>")
-    log.at(4).tell("shard", "tokenize_validation", name="part/0", bytes=1_700_000)
+    log.at(4).tell("shard", "tokenize_validation", shard="part/0", bytes=1_700_000)
     done = {"status": "published", "result": {"tokens": 1024}}
     log.tell("finished", "tokenize_validation", seconds=8.0, **done)
     log.at(85).tell("finished", "tokenize_train", seconds=95.0, **done)

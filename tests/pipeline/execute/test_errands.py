@@ -13,7 +13,7 @@ from pipeline.errors import InputError, StepFailed
 from pipeline.execute import executor
 from pipeline.execute.attempt import execute
 from pipeline.execute.errands import PATIENCE_SECONDS
-from pipeline.execute.events import EventLog
+from pipeline.execute.event_log import EventLog
 from pipeline.execute.executor import Execution
 from pipeline.execute.inline import InlineWorkers
 from pipeline.execute.node_state import Phase, States
@@ -23,7 +23,7 @@ from pipeline.plan.state import Selection
 from pipeline.store import storage
 from pipeline.store.outputs import Store
 from tests.faults.fake_gcs import FakeGCS
-from tests.pipeline.helpers import check_invariants
+from tests.pipeline.helpers import check_invariants, heard
 from tests.pipeline.toy import Scale, numbers, scaled, total
 
 
@@ -71,7 +71,7 @@ class _Late:
 
 def _run(prefix, hidden):
     events = []
-    log = EventLog(prefix, "test", [events.append])
+    log = EventLog(prefix, "test", [heard(events.append)])
     backend = _Late(log, hidden)
     # Of two steps that run at a time, the first one's manifest is late and the other goes on.
     wanted = [total(numbers(count=4)), numbers(count=6, shards=3)]
@@ -118,7 +118,7 @@ def test_on_a_bucket_the_drivers_requests_are_concurrent(monkeypatch):
 
     monkeypatch.setattr(executor, "claim", together)
     with FakeGCS():
-        log = EventLog("gs://bucket/runs", "test", [events.append])
+        log = EventLog("gs://bucket/runs", "test", [heard(events.append)])
         wanted = [as_node(numbers(count=2 * n)) for n in range(1, 9)]
         execution = Execution(wanted, Store("gs://bucket/runs"), log, "again")
         execution.run(_Late(log, 0), execution.look())

@@ -20,13 +20,13 @@ from pipeline import Artifact, Result, StepContext, step
 from pipeline.errors import CorruptOutput, Preempted, StepFailed, WorkerLost
 from pipeline.execute.attempt import Outcome
 from pipeline.execute.backend import InlineBackend
-from pipeline.execute.events import EventLog
+from pipeline.execute.event_log import EventLog
 from pipeline.execute.executor import Execution
 from pipeline.graph.step import as_node
 from pipeline.store import integrity, storage
 from pipeline.store.outputs import Store
 from tests.pipeline.graph.live_toy import ThreadBackend
-from tests.pipeline.helpers import bring_up, check_invariants, executed, result
+from tests.pipeline.helpers import bring_up, check_invariants, executed, heard, result
 from tests.pipeline.toy import Numbers, Scale, numbers, refuse, scaled, total
 
 
@@ -260,7 +260,7 @@ class _Hardware:
 
 def _on_hardware(tmp_path, outcomes, **options):
     events = []
-    log = EventLog(str(tmp_path), "test", [events.append])
+    log = EventLog(str(tmp_path), "test", [heard(events.append)])
     backend = _Hardware(log, list(outcomes))
     execution = Execution(
         [as_node(numbers(count=4))],

@@ -24,11 +24,11 @@ from pipeline.errors import (
     StoreUnavailable,
     WorkerLost,
 )
+from pipeline.events import Emit, Warned
 from pipeline.execute.ray import backend as ray_backend
 from pipeline.execute.ray import gang, heartbeat
 from pipeline.execute.ray.heartbeat import HeartbeatAges
 from pipeline.graph.hardware import local
-from pipeline.graph.step_context import Emit
 from tests.pipeline.execute import cluster as several
 from tests.pipeline.execute.cluster import run_on
 from tests.pipeline.toy import Total
@@ -358,7 +358,7 @@ def see_gpus(job: None, *, process: GangProcess, emit: Emit) -> dict[str, Any]:
     import ray
 
     node = ray.get_runtime_context().get_node_id()
-    emit({"event": "warning", "message": f"{node} {os.environ['CUDA_VISIBLE_DEVICES']}"})
+    emit(Warned(f"{node} {os.environ['CUDA_VISIBLE_DEVICES']}"))
     print(f"printed by process {process.index}")  # noqa: T201 - is what is tried
     return {"count": process.count, "coordinator": process.coordinator}
 

@@ -10,7 +10,8 @@ import uuid
 
 from pipeline import step
 from pipeline.errors import Preempted
-from pipeline.execute.events import EventLog
+from pipeline.events import RunStarted
+from pipeline.execute.event_log import EventLog
 from pipeline.execute.logs import capture
 from pipeline.store import append, storage
 from tests.pipeline.helpers import bring_up
@@ -62,7 +63,7 @@ def test_a_log_leaves_no_file_open_behind():
         with capture(f"memory://logs/{uuid.uuid4().hex}/{number}", redirect=False):
             pass
         events = EventLog(f"memory://logs/{uuid.uuid4().hex}", "run", [])
-        events.emit({"event": "run_started"})
+        events.emit(RunStarted())
         events.close()
     assert len(os.listdir("/proc/self/fd")) == before
 

@@ -24,14 +24,14 @@ from pipeline import (
     step,
 )
 from pipeline.errors import StepFailed
-from pipeline.execute.events import EventLog
+from pipeline.events import Emit, Progress
+from pipeline.execute.event_log import EventLog
 from pipeline.execute.executor import Execution
 from pipeline.execute.ray import gang
 from pipeline.graph.step import as_node
-from pipeline.graph.step_context import Emit
 from pipeline.plan.state import Selection
 from pipeline.store.outputs import Store
-from tests.pipeline.helpers import bring_up, check_invariants
+from tests.pipeline.helpers import bring_up, check_invariants, heard
 from tests.pipeline.toy import Scale, Total, kill_once, numbers, refuse, scaled, total
 
 pytestmark = pytest.mark.slow
@@ -41,7 +41,7 @@ def report_process(job: int, *, process: GangProcess, emit: Emit) -> dict[str, A
     """What a gang process knows about itself, also in its log."""
     logging.getLogger(__name__).info("process %d begins", process.index)
     os.write(2, b"from below Python\n")
-    emit({"event": "progress", "done": 1, "total": 1, "unit": "x", "note": str(process.index)})
+    emit(Progress(1, 1, "x", str(process.index)))
     return {
         "job": job,
         "index": process.index,
@@ -105,7 +105,7 @@ def backend():
 
 
 def _run(backend, prefix, wanted, events=None, *more, **choice):
-    log = EventLog(prefix, "test", [events.append] if events is not None else [])
+    log = EventLog(prefix, "test", [heard(events.append)] if events is not None else [])
     targets = [as_node(each) for each in (wanted, *more)]
     execution = Execution(targets, Store(prefix), log, "again", Selection(**choice))
     execution.run(backend, execution.look())
@@ -317,7 +317,7 @@ def test_a_run_survives_the_death_of_its_collector(tmp_path, backend):
         elif event["event"] == "progress":
             backend.end(as_node(wanted).key)
 
-    log = EventLog(str(tmp_path / "s"), "test", [listen])
+    log = EventLog(str(tmp_path / "s"), "test", [heard(listen)])
     execution = Execution([as_node(wanted)], Store(str(tmp_path / "s")), log, "again")
     execution.run(backend, execution.look())
     (found,) = execution.published.values()

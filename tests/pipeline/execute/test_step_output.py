@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.cli.display import PlainDisplay
+from pipeline.events import Phase
 from pipeline.execute.logs import capture
 from pipeline.execute.screen import LINES, Screen
 
@@ -95,7 +96,7 @@ class Shown(list):
     """The lines that a screen showed."""
 
     def __call__(self, event):
-        self.extend(event["text"].splitlines())
+        self.extend(event.text.splitlines())
 
 
 def test_a_line_that_is_written_over_is_shown_once():
@@ -171,7 +172,7 @@ def test_a_line_without_end_is_ended_for_the_display(tmp_path, capsys):
         for _ in range(2):
             sys.stdout.write("begun")
             for text in ("one", "two"):
-                display({"event": "phase", "step": "train", "phase": text})
+                display(Phase(text, step="train"))
         sys.stdout.write("begun")
     assert capsys.readouterr().out.splitlines() == [
         *("begun", f"{'train':<16} one", f"{'train':<16} two") * 2,

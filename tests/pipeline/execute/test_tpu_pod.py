@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 
 from pipeline.errors import Cancelled, StepFailed
-from pipeline.execute.events import EventLog
+from pipeline.execute.event_log import EventLog
 from pipeline.execute.executor import Execution
 from pipeline.graph.step import as_node
 from pipeline.store.outputs import Store
 from tests.pipeline.execute import cluster as several
 from tests.pipeline.execute.cluster import ROOT, run_on
 from tests.pipeline.execute.tpu_pod import HOSTS, add_slice, on_pod
+from tests.pipeline.helpers import heard
 
 pytestmark = pytest.mark.slow
 
@@ -123,7 +124,7 @@ def test_a_slice_that_becomes_free_is_taken_and_a_wait_for_it_is_cancelled(
                 execution.stop()
 
         cancelled = []
-        log.listen(cancel)
+        log.listen(heard(cancel))
         with pytest.raises(Cancelled):
             execution.run(backend, execution.look())
         # A heartbeat brings the word, and the wait asks for it twice a second.

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import ray
 
 from pipeline import GangProcess, Result, Runtime, StepContext, pod, step
-from pipeline.graph.step_context import Emit
+from pipeline.events import Emit, Progress
 from tests.pipeline.execute import cluster as several
 from tests.pipeline.toy import Total
 
@@ -51,7 +51,7 @@ def introduce(job: dict[str, Any], *, process: GangProcess, emit: Emit) -> dict[
     node = ray.get_runtime_context().get_node_id()
     said = f"{process.index} {process.count} {process.coordinator} {os.environ['TPU_WORKER_ID']}"
     (directory / f"{process.index}-{os.getpid()}").write_text(f"{said} {node}")
-    emit({"event": "progress", "done": process.index, "total": process.count, "unit": "processes"})
+    emit(Progress(process.index, process.count, "processes"))
     while job["dies"] >= 0 and not flag.exists():
         if job["dies"] == process.index and len(list(directory.iterdir())) == process.count:
             flag.touch()

@@ -12,7 +12,7 @@ import pytest
 
 from pipeline import InputError, named, step
 from pipeline.errors import CorruptOutput
-from pipeline.execute.events import EventLog
+from pipeline.execute.event_log import EventLog
 from pipeline.execute.executor import Execution
 from pipeline.graph import order
 from pipeline.graph import step as step_module

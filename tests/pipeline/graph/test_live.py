@@ -7,7 +7,7 @@ import pytest
 from pipeline import Artifact, InputError, Live
 from pipeline.cli.inspection import graph as ask_graph
 from pipeline.errors import StepFailed
-from pipeline.execute.events import EventLog
+from pipeline.execute.event_log import EventLog
 from pipeline.execute.executor import Execution
 from pipeline.graph.step import as_node
 from pipeline.identity import digests
@@ -17,7 +17,7 @@ from pipeline.plan.state import Selection
 from pipeline.store.ledger import Ledger
 from pipeline.store.outputs import Store
 from tests.pipeline.graph.live_toy import ThreadBackend, counting, watching
-from tests.pipeline.helpers import bring_up, check_invariants, result
+from tests.pipeline.helpers import bring_up, check_invariants, heard, result
 from tests.pipeline.toy import total
 
 
@@ -44,10 +44,10 @@ def pair(marks, count=4, fails="", salt=0, **how):
 def run(store, *wanted, slots=4, marks=None, events=None, **choice):
     """Execute on threads; (execution, backend, events)."""
     events = [] if events is None else events
-    backend, log = ThreadBackend(slots), EventLog(store, "live", [events.append])
+    backend, log = ThreadBackend(slots), EventLog(store, "live", [heard(events.append)])
     nodes = [as_node(w) for w in wanted]
     if marks is not None:
-        log.listen(lambda event: release(event, marks))
+        log.listen(heard(lambda event: release(event, marks)))
     execution = Execution(nodes, Store(store), log, "again", Selection(**choice))
     try:
         execution.run(backend, execution.look())

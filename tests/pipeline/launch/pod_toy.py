@@ -10,8 +10,8 @@ from typing import Annotated, Any
 import ray
 
 from pipeline import Experiment, GangProcess, Result, Runtime, StepContext, pod, step
+from pipeline.events import Emit, Progress
 from pipeline.graph.hardware import Hardware
-from pipeline.graph.step_context import Emit
 from tests.pipeline.toy import Total
 
 
@@ -27,7 +27,7 @@ def introduce(job: dict[str, Any], *, process: GangProcess, emit: Emit) -> dict[
     slices = [os.environ.get(f"MEGASCALE_{name}", "-") for name in ("NUM_SLICES", "SLICE_ID")]
     words = [str(process.count), worker, *slices, chips, os.environ.get("TPU_NAME", ""), node]
     (directory / f"{process.index}").write_text(" ".join(words))
-    emit({"event": "progress", "done": 1, "total": 1, "unit": "processes"})
+    emit(Progress(1, 1, "processes"))
     go = directory.with_name("go")
     while len(list(directory.iterdir())) < process.count or (job["stay"] and not go.exists()):
         time.sleep(0.05)

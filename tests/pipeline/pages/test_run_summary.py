@@ -14,7 +14,7 @@ import pytest
 from pipeline.pages import record as run_record
 from pipeline.pages.record import Follower
 from pipeline.store import process, run_summary, storage
-from tests.pipeline.execute.run_logs import Log, key, node
+from tests.pipeline.execute.run_logs import Log, key, node, summarise
 
 LONG_AGO = time.time() - 5000
 SLEEPER = """
@@ -55,8 +55,7 @@ def test_a_look_reads_the_summary_and_what_was_appended_since(tmp_path, monkeypa
     for done in range(1000):
         log.at(10).tell("progress", "train", done=done, total=5000, unit="steps", note="")
     _upload(log, store, 1)
-    driver = Follower(store, "long")
-    driver.save()
+    summarise(store, "long")
     for done in range(1000, 1003):
         log.at(10).tell("progress", "train", done=done, total=5000, unit="steps", note="")
     _upload(log, store, 1)
@@ -74,7 +73,7 @@ def test_a_look_reads_the_summary_and_what_was_appended_since(tmp_path, monkeypa
     seen.clear()
     assert follower.look().outcome == "ok"
     assert len(seen) == 2
-    driver.save()
+    summarise(store, "long")
     seen.clear()
     assert run_record.runs(store)[0].steps == run_record.read(store, "long").steps
     assert seen == [run_summary.summary_url(store, "long")] * 2
@@ -88,7 +87,7 @@ def test_what_runs_used_is_one_small_read_each(tmp_path, monkeypatch):
         for _ in range(20):
             log.tell("progress", label, done=1, total=2, unit="steps", note="")
         _upload(log, store, 1)
-    Follower(store, "new").save()
+    summarise(store, "new")
     storage.write_atomic(run_summary.summary_url(store, "odd"), b'{"record": {"steps": [7]')
     opened, open_read = _counted(monkeypatch), storage.open_read
     monkeypatch.setattr(storage, "open_read", lambda u: (opened.append(u), open_read(u))[1])
@@ -112,15 +111,15 @@ def test_a_summary_that_cannot_be_read_costs_nothing(tmp_path, summary):
 def test_a_line_that_is_half_written_is_read_when_it_is_whole(tmp_path):
     """Once, also by who begins at a summary written in between."""
     log = Log(str(tmp_path), "run").start([node("train")])
-    driver = Follower(str(tmp_path), "run")
+    reader = Follower(str(tmp_path), "run")
     line = json.dumps({"time": 1.0, "event": "started", "key": key("train"), "attempt": "1"})
     with open(log.url, "a") as file:
         file.write(line[:20])
-    driver.save()
-    assert driver.look().torn == 1
+    summarise(str(tmp_path), "run")
+    assert reader.look().torn == 1
     with open(log.url, "a") as file:
         file.write(f"{line[20:]}\n")
-    for found in (driver.look(), run_record.read(str(tmp_path), "run")):
+    for found in (reader.look(), run_record.read(str(tmp_path), "run")):
         assert (found.torn, len(found.steps[key("train")].attempts)) == (0, 1)
 
 
@@ -129,7 +128,7 @@ def test_a_quiet_run_lives_as_long_as_its_driver(tmp_path, monkeypatch):
     store = str(tmp_path)
     Log(store, "quiet", LONG_AGO).start([node("train")]).began("train")
     assert run_record.runs(store)[0].ending == "killed (no exit record)"
-    Follower(store, "quiet").save()
+    summarise(store, "quiet")
     assert run_record.runs(store)[0].ending == "running"
     monkeypatch.setattr(process, "this_host", lambda: "elsewhere")
     now = time.time

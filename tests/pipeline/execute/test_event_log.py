@@ -6,7 +6,8 @@ import json
 import time
 import uuid
 
-from pipeline.execute.events import EventLog
+from pipeline import events
+from pipeline.execute.event_log import EventLog
 from pipeline.pages import record
 from pipeline.store import append, storage
 
@@ -20,11 +21,11 @@ def test_a_listener_that_fails_is_dropped_and_the_others_hear_of_it(tmp_path):
         raise BrokenPipeError("closed")
 
     log = EventLog(str(tmp_path), "r", [closed, seen.append])
-    log.emit({"event": "first"})
-    log.emit({"event": "second"})
+    log.emit(events.Phase("first"))
+    log.emit(events.Phase("second"))
     log.close()
     assert len(calls) == 1
-    assert [e["event"] for e in seen] == ["listener_lost", "first", "second"]
+    assert [type(e).__name__ for e in seen] == ["ListenerLost", "Phase", "Phase"]
     assert (tmp_path / "events" / "r.jsonl").read_text().count("\n") == 3
 
 
@@ -34,11 +35,11 @@ def test_events_on_an_object_store_are_appended_in_parts(monkeypatch):
     prefix = f"memory://events-{uuid.uuid4().hex}"
     log = EventLog(prefix, "r", [])
     for number in range(3):
-        log.emit({"event": "run_started", "run": "r", "number": number})
+        log.emit(events.RunStarted(run=f"r {number}"))
         deadline = time.monotonic() + 30
         while len(storage.list_names(log.url)) <= number and time.monotonic() < deadline:
             time.sleep(0.05)
-    log.emit({"event": "run_finished", "outcome": "ok"})
+    log.emit(events.RunFinished())
     log.close()
     names = storage.list_names(log.url)
     assert names == [f"{number:06d}.txt" for number in range(1, 5)]
@@ -53,11 +54,11 @@ def test_progress_is_thinned_in_the_log_and_its_last_word_is_kept(tmp_path):
     log = EventLog(str(tmp_path), "r", [seen.append])
     for done in range(100):
         for key in ("a", "b"):
-            log.emit({"event": "progress", "key": key, "done": done})
-    log.emit({"event": "finished", "key": "a"})
+            log.emit(events.Progress(done, key=key))
+    log.emit(events.Finished(key="a"))
     log.close()
-    events = [json.loads(line) for line in (tmp_path / "events/r.jsonl").read_text().splitlines()]
-    kept = [(e["key"], e.get("done")) for e in events]
+    told = [json.loads(line) for line in (tmp_path / "events/r.jsonl").read_text().splitlines()]
+    kept = [(e["key"], e.get("done")) for e in told]
     assert len(seen) == 201
     assert [k for k in kept if k[0] == "a"][-2:] == [("a", 99), ("a", None)]
     assert ("b", 99) in kept

@@ -1,0 +1,190 @@
+"""What happens in a run, as typed values: a line of the event log each, in JSON.
+
+Who does something emits them; the log, the display and the page read them. A kind that is not among
+these is refused by the type checker where it is emitted, and by the decoder where it is read.
+"""
+
+# ruff: noqa: D101 - names and fields say it
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+
+def _tag(name: str) -> str:
+    return re.sub(r"(?<=.)(?=[A-Z])", "_", name).lower()
+
+
+class _Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag=_tag):
+    """`time` in Unix seconds, by the emitter's clock; `step` and `key` of the node, if of one."""
+
+    time: float = 0.0
+    step: str = ""
+    key: str = ""
+
+    def plain(self) -> dict[str, Any]:
+        """The event as it is in the log."""
+        return {"event": self.__struct_config__.tag, **msgspec.structs.asdict(self)}
+
+
+class RunStarted(_Event, frozen=True):
+    run: str = ""
+    experiment: str = ""
+    file: str = ""
+    command: list[str] = []
+    store: str = ""
+    settings: dict[str, Any] = {}
+    graph: list[dict[str, Any]] = []  # a `StepRecord`'s first fields each
+
+
+class Provenance(_Event, frozen=True):
+    git: dict[str, Any] | None = None
+
+
+class Phase(_Event, frozen=True):
+    """What a step does, or the run before its first step."""
+
+    phase: str = ""
+
+
+class Hit(_Event, frozen=True):
+    """The step is up to date; its output took `seconds` when it was built."""
+
+    seconds: float = 0.0
+    origin: str | None = None  # the other store or adopted directory that it came from
+
+
+class Queued(_Event, frozen=True):
+    reason: str | list[str] = ""
+
+
+class Submitted(_Event, frozen=True):
+    pass
+
+
+class Waiting(_Event, frozen=True):
+    """Another run, `holder`, builds the same output."""
+
+    holder: str = ""
+
+
+class WaitingForResources(_Event, frozen=True):
+    cause: str = ""
+    seconds: float = 0.0
+
+
+class Started(_Event, frozen=True):
+    """An attempt began."""
+
+    attempt: str = ""
+    log: str = ""
+
+
+class Progress(_Event, frozen=True):
+    done: float = 0.0
+    total: float = 0.0
+    unit: str = ""
+    note: str = ""
+
+
+class Shard(_Event, frozen=True):
+    """A shard was finished."""
+
+    shard: str = ""
+    bytes: int = 0
+
+
+class ShardRetried(_Event, frozen=True):
+    shard: str = ""
+    cause: str = ""
+    tries: int = 0
+
+
+class Warned(_Event, frozen=True, tag="warning"):
+    message: str = ""
+
+
+class Retrying(_Event, frozen=True):
+    """A request to a store failed and is repeated; of the driver's own if it has no step."""
+
+    what: str = ""
+    cause: str = ""
+    attempt: int = 0
+    seconds: float = 0.0
+
+
+class Output(_Event, frozen=True):
+    """What a step printed; not in the event log, as it is in the step's."""
+
+    text: str = ""
+
+
+class Retried(_Event, frozen=True):
+    """An attempt ended without an output, and another one will begin."""
+
+    cause: str = ""
+    tries: int = 0
+
+
+class Finished(_Event, frozen=True):
+    seconds: float = 0.0
+    status: str = "published"  # or "reused": another run published
+    result: dict[str, Any] = {}
+
+
+class Failed(_Event, frozen=True):
+    cause: str = ""
+    log: str = ""
+
+
+class Stopped(_Event, frozen=True):
+    cause: str = ""
+
+
+class Skipped(_Event, frozen=True):
+    cause: str = ""
+
+
+class ListenerLost(_Event, frozen=True):
+    listener: str = ""
+    cause: str = ""
+
+
+class Stopping(_Event, frozen=True):
+    cause: str = ""
+
+
+class RunFinished(_Event, frozen=True):
+    outcome: str = "ok"
+    executed: list[str] = []
+    pages: dict[str, str] = {}
+    cause: str = ""
+
+
+Event = (
+    (RunStarted | Provenance | Phase | Stopping | ListenerLost | RunFinished)
+    | (Hit | Queued | Submitted | Waiting | WaitingForResources | Started | Retried)
+    | (Progress | Shard | ShardRetried | Warned | Retrying | Output)
+    | (Finished | Failed | Stopped | Skipped)
+)
+Emit = Callable[[Event], None]
+
+_decoder = msgspec.json.Decoder(Event, strict=False)
+_encoder = msgspec.json.Encoder(enc_hook=str)
+
+
+def to_line(event: Event) -> bytes:
+    """An event as a line of a log: null stands for NaN and infinity, text for what JSON lacks."""
+    return _encoder.encode(event) + b"\n"
+
+
+def from_line(line: bytes) -> Event:
+    """The event in a line of a log; `ValueError` for a torn line or a kind that is not known."""
+    event = _decoder.decode(line)
+    if not event.time:
+        raise ValueError("an event without a time")
+    return event

@@ -1,0 +1,265 @@
+"""What a run's events say of it and of its steps: one reducer, for who writes and reads the log.
+
+The driver applies events as they happen, for its display and the run's summary; pages and verbs
+apply those of the log. A log may lack anything: no event but the first is required, and steps are
+found from their own events too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import PurePath
+from typing import Any, assert_never
+
+import msgspec
+
+from pipeline import events
+from pipeline.events import Event
+
+STATES = {
+    "failed": "failed",
+    "running": "running",
+    "stopped": "stopped",
+    "waiting": "waiting",
+    "unreached": "not reached",
+    "planned": "to build",
+    "executed": "executed",
+    "elsewhere": "reused from elsewhere",
+    "reused": "reused",
+    "unneeded": "not needed",
+}
+"""State of a step -> its text, most urgent first."""
+
+DONE = ("executed", "elsewhere", "reused")
+"""States in which the run had the step's output."""
+
+KILLED = "killed (no exit record)"
+
+
+@dataclass
+class Attempt:
+    """One execution of a step, on the driver's clock; `ended` is None until its end is reported.
+
+    `status` is "running", "published", "reused", "retried", "failed" or "stopped".
+    """
+
+    name: str
+    log: str
+    started: float
+    ended: float | None = None
+    status: str = "running"
+    cause: str = ""
+
+
+@dataclass
+class StepRecord:
+    """One step of a run; the first six fields are from the run's graph.
+
+    Attributes:
+        seconds: how long the output took to build, in this run or (reused) when it was built.
+        origin: the other store or adopted directory that a reused output came from.
+        reason: why it runs, or what it waits for; may be empty.
+        queued, ended: Unix seconds; None if that did not happen.
+        progress: the last reported progress, such as "40 of 100 steps, loss 4.1".
+        shards, shard_bytes: finished during this run, as far as its log says.
+    """
+
+    label: str = "?"
+    key: str = ""
+    step: str = ""
+    directory: str = ""
+    inputs: dict[str, str] = field(default_factory=dict)
+    config: dict[str, Any] = field(default_factory=dict)
+    state: str = "unneeded"
+    seconds: float | None = None
+    origin: str = ""
+    reason: str = ""
+    cause: str = ""
+    log: str = ""
+    queued: float | None = None
+    ended: float | None = None
+    attempts: list[Attempt] = field(default_factory=list)
+    result: dict[str, Any] = field(default_factory=dict)
+    progress: str = ""
+    shards: int = 0
+    shard_bytes: int = 0
+    warnings: list[str] = field(default_factory=list)
+
+    def apply(self, event: Event) -> None:
+        now = event.time
+        match event:
+            case events.Hit():
+                self.origin, self.seconds = event.origin or "", event.seconds
+                self.state = "elsewhere" if self.origin else "reused"
+            case events.Queued(reason=reason):
+                self.state, self.queued, self.cause = "waiting", now, ""
+                self.reason = reason if isinstance(reason, str) else "; ".join(reason)
+            case events.Waiting():
+                self.state = "waiting"
+                self.reason = f"waiting for {event.holder}, which is already building it"
+            case events.WaitingForResources(cause=cause):
+                self.state, self.cause = "waiting", cause
+            case events.Started():
+                self._end("stopped", now, "no end was reported")
+                self.state, self.log = "running", event.log
+                self.attempts.append(Attempt(event.attempt, event.log, now))
+            case events.Progress():
+                amount = f"{event.done:,.0f} of {event.total:,.0f} {event.unit}".rstrip()
+                self.progress = f"{amount}, {event.note}" if event.note else amount
+                if self.attempts and self.attempts[-1].status == "running":
+                    self.state = "running"  # it may have waited for hardware
+            case events.Shard():
+                self.shards += 1
+                self.shard_bytes += event.bytes
+            case events.Warned():
+                self.warnings.append(event.message)
+            case events.Retried(cause=cause):
+                self.state, self.cause = "waiting", cause
+                self._end("retried", now, cause)
+            case events.Finished():
+                self._finish(event)
+            case events.Failed(cause=cause):
+                self.state, self.cause, self.ended = "failed", cause, now
+                self.log = event.log or self.log
+                self._end("failed", now, cause)
+            case events.Stopped(cause=cause):
+                self.state, self.cause = "stopped", cause
+                self._end("stopped", now, cause)
+            case events.Skipped(cause=cause):
+                self.state, self.cause = "unreached", cause
+            case events.Submitted() | events.Phase() | events.Output():
+                pass
+            case events.ShardRetried() | events.Retrying() | events.Provenance():
+                pass
+            case events.RunStarted() | events.Stopping() | events.RunFinished():
+                pass
+            case events.ListenerLost():
+                pass
+            case _:
+                assert_never(event)
+
+    def _finish(self, event: events.Finished) -> None:
+        self.seconds, self.ended, self.cause = event.seconds, event.time, ""
+        self.result = event.result
+        if event.status == "reused":
+            self.state, self.reason = "reused", "another run published it while this one waited"
+        else:
+            self.state = "executed"
+            if not any(a.status == "running" for a in self.attempts):
+                self.attempts.append(Attempt("", self.log, event.time - event.seconds))
+        self._end(event.status, event.time, "")
+
+    def _end(self, status: str, now: float, cause: str) -> None:
+        for attempt in self.attempts:
+            if attempt.status == "running":
+                # Workers put their own time on events, and clocks differ.
+                attempt.ended = max(now, attempt.started)
+                attempt.status, attempt.cause = status, cause
+
+    def close(self, ended: float) -> None:
+        """The run has ended."""
+        if self.state == "running":
+            self.state = "stopped"
+            self._end("stopped", ended, "the run ended")
+        elif self.state == "waiting":
+            self.state = "stopped" if self.attempts else "unreached"
+
+
+@dataclass
+class RunRecord:
+    """One run.
+
+    Attributes:
+        outcome: "ok", "failed", "interrupted", "plan" (not a run, see `graph --html`); empty when
+            the log has no end, because the driver was killed or still runs.
+        cause: why the run as a whole ended, when that was not a step's failure.
+        commit: the git commit of the code that declared the run.
+        started, ended, last: Unix seconds of the first event, the end, and the last event.
+        steps: by key, inputs first.
+        file: the experiment's file, on the machine of the driver.
+        driver: the driver's process; empty for a run without a summary.
+        alive: whether the driver lived when the record was read.
+        torn: number of lines of the log that could not be read.
+        page: whether its page was written; `pages`: URLs of those of its targets, by label.
+    """
+
+    run: str
+    store: str = ""
+    command: list[str] = field(default_factory=list)
+    settings: dict[str, Any] = field(default_factory=dict)
+    started: float = 0.0
+    ended: float | None = None
+    last: float = 0.0
+    outcome: str = ""
+    cause: str = ""
+    commit: str = ""
+    experiment: str = ""
+    file: str = ""
+    driver: dict[str, Any] = field(default_factory=dict)
+    alive: bool = False
+    steps: dict[str, StepRecord] = field(default_factory=dict)
+    torn: int = 0
+    page: bool = True
+    pages: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """Name of the experiment; by default its file's name without the extension."""
+        return self.experiment or (PurePath(self.command[0]).stem if self.command else self.run)
+
+    @property
+    def ending(self) -> str:
+        """The outcome in words."""
+        running = "running" if self.alive else KILLED
+        return "finished" if self.outcome == "ok" else self.outcome or running
+
+    @property
+    def wall(self) -> float:
+        """Seconds from the first event to the end, or to the last event when there is no end."""
+        return max(0.0, (self.ended if self.ended is not None else self.last) - self.started)
+
+    @property
+    def saved(self) -> float:
+        """Seconds that the reused outputs took when they were built."""
+        return sum(step.seconds or 0.0 for step in self.among("reused", "elsewhere"))
+
+    @property
+    def headline(self) -> str:
+        """The first line that the last step with a headline reported; a reused one reports none."""
+        said = (step.result.get("headline") for step in reversed(self.steps.values()))
+        return next((str(lines[0]) for lines in said if isinstance(lines, list) and lines), "")
+
+    def among(self, *states: str) -> list[StepRecord]:
+        """Steps in any of these states, inputs first."""
+        return [step for step in self.steps.values() if step.state in states]
+
+    def apply(self, event: Event) -> None:
+        """Change the record by the run's next event."""
+        self.started = self.started or event.time
+        self.last = max(self.last, event.time)
+        match event:
+            case events.RunStarted():
+                self.started, self.store = event.time, event.store
+                self.experiment, self.file = event.experiment, event.file
+                self.command, self.settings = event.command, event.settings
+                graph = msgspec.convert(event.graph, list[StepRecord])
+                self.steps |= {step.key: step for step in graph}
+            case events.Provenance(git=git):
+                self.commit = str((git or {}).get("commit") or "")
+            case events.Stopping():
+                self.cause = event.cause
+            case events.RunFinished():
+                self.ended, self.outcome = event.time, event.outcome
+                self.cause, self.pages = event.cause, event.pages
+                self._close(event.time)
+            case _ if event.key:
+                if event.key not in self.steps:
+                    self.steps[event.key] = StepRecord(event.step or "?", event.key)
+                self.steps[event.key].apply(event)
+
+    def _close(self, ended: float) -> None:
+        begun = any(step.queued or step.attempts for step in self.steps.values())
+        for step in self.steps.values():
+            step.close(ended)
+            if self.outcome != "ok" and not begun and step.state == "unneeded":
+                step.state = "unreached"
