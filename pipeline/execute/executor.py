@@ -66,17 +66,10 @@ _POLL_SECONDS = 0.2
 class Execution:
     """Brings targets up to date in one store.
 
-    Args:
-        targets: the nodes whose outputs are wanted.
-        store: the store of the outputs.
-        log: the event log.
-        retry_command: the command that resumes the run, to print after a failure.
-        choice: which part of the graph to run, and how.
-        wait: seconds that a step may wait for hardware; None for no limit.
-        clock, sleep: replace `time.monotonic` and `time.sleep` in back-off.
+    `retry_command` resumes the run, to be printed after a failure; `wait` is for how many seconds a
+    step may wait for hardware, None for no limit.
 
     Attributes:
-        targets: the target nodes, after the choice.
         order: every node of the graph, inputs first.
         published: published outputs, by key.
         executed: nodes that were run, in the order they ended.
