@@ -12,6 +12,9 @@ every error as an `Outcome`, so that no exception has to be pickled.
 
 from __future__ import annotations
 
+import contextlib
+import enum
+import functools
 import json
 import logging
 import time
@@ -67,7 +70,6 @@ class Request:
         arguments: configuration and runtime arguments.
         provenance: what the driver knows, with the step's code as the driver imported it.
         replaces: attempt of the published output that this one is to replace; empty if none.
-        live: the live inputs, and the builds that write them.
         packages: loggers whose INFO records go to the log: those of the step's own code.
         listings: listings of the external arguments when the run was planned.
         labels: names of the inputs in this graph; their manifests have those of their own graph.
@@ -101,51 +103,47 @@ class Request:
         return Ledger(self.root, self.build, code, self.keep_shards)
 
     def published(self) -> bool:
-        """Whether there is an output other than the one to be replaced.
-
-        Raises:
-            CorruptOutput: when the output differs from what was recorded.
-        """
+        """Whether there is an output other than the one to be replaced."""
         return manifest.load_built(self.root, self.key, self.replaces) is not None
+
+
+class Ending(enum.StrEnum):
+    """How an attempt ended."""
+
+    PUBLISHED = "published"
+    REUSED = "reused"  # another attempt published
+    STOPPED = "stopped"
+    FAILED = "failed"  # and would again
+    CORRUPT = "corrupt"  # a file was missing or damaged, which the cause names
+    LOST = "lost"  # a retry could succeed
+    PREEMPTED = "preempted"  # its machine was taken away; resuming uses no try
+    UNAVAILABLE = "unavailable"  # its hardware was in use
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How an attempt ended.
+    """How an attempt ended; `cause` is one line, `log` the URL of its full log."""
 
-    Attributes:
-        status: "published", "reused" (another attempt published), "stopped" or "failed".
-        cause: one line, when failed or stopped.
-        log: URL of the attempt's full log.
-        transient: whether a retry could succeed.
-        preempted: whether its machine was taken away; resuming uses no try.
-        resources_unavailable: whether it failed because its hardware was in use.
-        corrupt: whether it failed because a file was missing or damaged, which the cause names.
-    """
-
-    status: str
+    ending: Ending
     seconds: float = 0.0
     cause: str = ""
     log: str = ""
-    transient: bool = False
-    preempted: bool = False
-    resources_unavailable: bool = False
-    corrupt: bool = False
 
     @property
     def successful(self) -> bool:
         """Whether there is an output now."""
-        return self.status in ("published", "reused")
+        return self.ending in (Ending.PUBLISHED, Ending.REUSED)
+
+    @property
+    def transient(self) -> bool:
+        """Whether another attempt could succeed."""
+        return self.ending in (Ending.LOST, Ending.PREEMPTED, Ending.UNAVAILABLE)
 
 
 def execute(request: Request, emit: Emit, workers: Workers, *, redirect: bool = True) -> Outcome:
     """Execute one step; errors are returned as an `Outcome`, never raised.
 
-    Args:
-        request: the step and its arguments.
-        emit: called with events, each stamped with the step.
-        workers: run the body's shards and gangs.
-        redirect: send this process's stdout and stderr to the attempt's log while the step runs.
+    `redirect` sends this process's stdout and stderr to the attempt's log while the step runs.
     """
 
     def tell(event: Event) -> None:
@@ -156,27 +154,26 @@ def execute(request: Request, emit: Emit, workers: Workers, *, redirect: bool = 
         root, waiting, reads = request.root, _wait(tell, workers), request.reads
         held = lease.acquire(root, published=request.published, waiting=waiting, reads=reads)
         if held is None:
-            return Outcome("reused")
+            return Outcome(Ending.REUSED)
         lease.wait_for_collector(request.root.rpartition("/")[0], waiting)
         return _attempt(request, held, tell, workers, redirect)
     except Cancelled as error:
-        return Outcome("stopped", cause=one_line(error))
+        return Outcome(Ending.STOPPED, cause=one_line(error))
     except (PonenteError, OSError) as error:
-        return Outcome("failed", cause=one_line(error), transient=isinstance(error, OSError))
+        lost = isinstance(error, OSError)
+        return Outcome(Ending.LOST if lost else Ending.FAILED, cause=one_line(error))
     finally:
         if held is not None:
             held.release()
 
 
 def _wait(tell: Emit, workers: Workers) -> Any:
-    reported: list[int] = []
+    report = functools.cache(lambda words: tell(events.Waiting(words)))
 
     def waiting(holder: dict[str, Any]) -> None:
         if workers.stopping:
             raise Cancelled(f"was waiting for {lease.words(holder)}")
-        if not reported:
-            reported.append(1)
-            tell(events.Waiting(lease.words(holder)))
+        report(lease.words(holder))
 
     return waiting
 
@@ -207,26 +204,37 @@ def _attempt(
             else:
                 logger.error("%s", traceback.format_exc())
             if _overtaken(request):
-                return Outcome("reused", seconds, log=log)
-            if isinstance(error, Cancelled) or (isinstance(error, Preempted) and workers.stopping):
-                return Outcome("stopped", seconds, cause.replace("preempted", "saved", 1), log)
-            if isinstance(error, Preempted):
-                return Outcome("failed", seconds, cause, log, transient=True, preempted=True)
-            _keep_failure(run, cause)
-            # A retry does not help against a missing file, unlike other errors of the system.
-            corrupt = isinstance(error, CorruptOutput | FileNotFoundError)
-            transient = isinstance(error, OSError | WorkerLost) and not corrupt
-            taken = isinstance(error, ResourcesUnavailable)
-            return Outcome("failed", seconds, cause, log, transient, False, taken, corrupt)
-    return Outcome("published" if won else "reused", time.monotonic() - clock, log=log)
+                return Outcome(Ending.REUSED, seconds, log=log)
+            ending = _ending(error, stopping=workers.stopping)
+            if ending is Ending.STOPPED:
+                cause = cause.replace("preempted", "saved", 1)
+            elif ending is not Ending.PREEMPTED:
+                _keep_failure(run, cause)
+            return Outcome(ending, seconds, cause, log)
+    ending = Ending.PUBLISHED if won else Ending.REUSED
+    return Outcome(ending, time.monotonic() - clock, log=log)
+
+
+def _ending(error: Exception, *, stopping: bool) -> Ending:
+    match error:
+        case Cancelled():
+            return Ending.STOPPED
+        case Preempted():
+            return Ending.STOPPED if stopping else Ending.PREEMPTED
+        case CorruptOutput() | FileNotFoundError():
+            return Ending.CORRUPT  # a retry does not help, unlike after other errors of the system
+        case ResourcesUnavailable():
+            return Ending.UNAVAILABLE
+        case OSError() | WorkerLost():
+            return Ending.LOST
+    return Ending.FAILED
 
 
 def _overtaken(request: Request) -> bool:
     """Whether another attempt published; it may have deleted this one's files, hence the error."""
-    try:
+    with contextlib.suppress(PonenteError, OSError):
         return request.published()
-    except (PonenteError, OSError):
-        return False
+    return False
 
 
 def _keep_failure(run: StepContext, cause: str) -> None:
@@ -333,9 +341,7 @@ def _record(
 def _declared(run: StepContext) -> tuple[Shard, ...]:
     """The shards to publish, each in the ledger and with its files.
 
-    Raises:
-        StoreUnavailable: naming a shard that is not; its record is deleted, so that the next
-            attempt writes it again.
+    Raises `StoreUnavailable` for one that is not; the next attempt writes it again.
     """
     shards = tuple(run.declared.values())
     recorded = run.ledger.shard_names()
@@ -355,11 +361,7 @@ def _declared(run: StepContext) -> tuple[Shard, ...]:
 
 
 def _publish(request: Request, held: lease.Lease, record: Manifest) -> bool:
-    """Publish the output; False when another attempt published first.
-
-    Raises:
-        WorkerLost: when this attempt was to replace an output and another process took over.
-    """
+    """Publish the output; False when another attempt published first."""
     url = storage.join(request.root, manifest.NAME)
     if request.replaces:
         _replace(request, held, url, record.to_bytes())
@@ -374,16 +376,13 @@ def _publish(request: Request, held: lease.Lease, record: Manifest) -> bool:
 
 def _replace(request: Request, held: lease.Lease, url: str, data: bytes) -> None:
     """Replace the manifest that was to be replaced, and no other one."""
-    try:
+    old, version = b"", ""
+    with contextlib.suppress(FileNotFoundError):
         old, version = storage.read_versioned(url)
-    except FileNotFoundError:
-        old, version = b"", ""
-    # Checked after the version was read: any later publication has another version, and makes
-    # `replace_if` fail.
+    # Checked after the version was read: a later publication makes `replace_if` fail.
     replaced = not request.published() and held.newest()
     if replaced and version:
-        # Keep the old manifest: readers may have the output open, and `tidy` deletes only files
-        # that no manifest lists.
+        # Readers may have the output open, and `tidy` deletes only files that no manifest lists.
         storage.create(storage.join(request.root, RETIRED, f"{request.replaces}.json"), old)
         replaced = storage.replace_if(url, data, version)
     elif replaced:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from pipeline.events import Event
-from pipeline.execute.attempt import Outcome, Request, execute
+from pipeline.execute.attempt import Ending, Outcome, Request, execute
 from pipeline.execute.event_log import EventLog
 from pipeline.execute.inline import InlineWorkers
 
@@ -65,7 +65,8 @@ class InlineBackend:
     def submit(self, request: Request) -> None:
         """Execute the request."""
         outcome = execute(request, self._log.emit, self._workers, redirect=False)
-        if outcome.preempted and not self._workers.stopping and self._on_preemption is not None:
+        preempted = outcome.ending is Ending.PREEMPTED and not self._workers.stopping
+        if preempted and self._on_preemption is not None:
             self._on_preemption()
         self._finished.append((request, outcome))
 

@@ -23,7 +23,7 @@ import msgspec
 from pipeline import events
 from pipeline.errors import Cancelled, StepFailed, one_line
 from pipeline.events import Event
-from pipeline.execute.attempt import Outcome
+from pipeline.execute.attempt import Ending, Outcome
 from pipeline.execute.backend import Backend
 from pipeline.execute.errands import Errands
 from pipeline.execute.event_log import EventLog
@@ -251,7 +251,7 @@ class Execution:
             elif state.phase is Phase.REQUESTING:
                 self._states.move(state, Phase.WAITING)
 
-        failed = partial(self._end_without_output, state, Outcome("failed"), backend)
+        failed = partial(self._end_without_output, state, Outcome(Ending.FAILED), backend)
         self._states.move(state, Phase.REQUESTING)
         self._errands.begin(f"{node.label}, to be started", ask, claimed, failed)
 
@@ -298,17 +298,17 @@ class Execution:
         node = state.node
         ending, state.ending = state.ending, False
         self._states.move(state, Phase.IDLE)
-        ended = outcome.status == "stopped" or outcome.transient
+        ended = outcome.ending is Ending.STOPPED or outcome.transient
         if outcome.successful:
             self._publish(node, read, outcome)
         elif ended and self._stop.is_set():
             self._tell(node, events.Stopped(outcome.cause))
         elif ended and ending:
             self._follow_later(state, "the step it follows ended without an output")
-        elif outcome.resources_unavailable and self._states.follows(node, self.published):
+        elif outcome.ending is Ending.UNAVAILABLE and self._states.follows(node, self.published):
             state.late = True
             self._follow_later(state, f"waits for the step it follows: {outcome.cause}")
-        elif outcome.resources_unavailable:
+        elif outcome.ending is Ending.UNAVAILABLE:
             self._wait_for_resources(state, outcome)
         else:
             self._retry(state, outcome, read)
@@ -328,7 +328,7 @@ class Execution:
         others = [node for node in self.order if node.key != state.node.key]
         self._corrupt |= corrupt_outputs(outcome, others, self.published, self._store)
         final = state.lost(outcome, recorded)
-        if outcome.status == "stopped":
+        if outcome.ending is Ending.STOPPED:
             self._tell(state.node, events.Stopped(outcome.cause))
         elif final or not self._going():
             self._fail(state, final or outcome.cause, outcome.log)
@@ -351,10 +351,10 @@ class Execution:
         if outcome is None:
             self._tell(node, events.Hit(found.manifest.seconds, found.elsewhere))
         else:
-            if outcome.status == "published":
+            if outcome.ending is Ending.PUBLISHED:
                 self.executed.append(node)
             result = found.manifest.result
-            self._tell(node, events.Finished(outcome.seconds, outcome.status, result))
+            self._tell(node, events.Finished(outcome.seconds, outcome.ending.value, result))
         for user in self._states.users.get(node.key, ()):
             if user.key in self.published and self._states[user.key].phase is Phase.IDLE:
                 self._recheck(user)

@@ -15,7 +15,7 @@ from typing import Any
 
 from pipeline import events
 from pipeline.events import Event
-from pipeline.execute.attempt import Outcome
+from pipeline.execute.attempt import Ending, Outcome
 from pipeline.graph.step import Node
 from pipeline.identity.source_code import record
 from pipeline.store import retry
@@ -113,7 +113,7 @@ class NodeState:
         if not recorded <= self.recorded:
             self.progressed()
         self.recorded = recorded
-        self.tries += 0 if outcome.preempted else 1
+        self.tries += outcome.ending is not Ending.PREEMPTED
         if self.tries >= self.node.step.resources.tries:
             return f"{outcome.cause}; {self.tries} attempts without progress"
         return ""

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from pipeline.errors import InputError, PonenteError, StoreUnavailable
-from pipeline.execute.attempt import Outcome, Request
+from pipeline.execute.attempt import Ending, Outcome, Request
 from pipeline.execute.node_state import NodeState, States
 from pipeline.execute.reference import refer
 from pipeline.graph.live import Source
@@ -186,6 +186,6 @@ def corrupt_outputs(
         home = there.manifest.home(there.path) if there is not None else store.path(node)
         return outcome.cause.find(home)
 
-    places = {node.key: place(node) for node in order} if outcome.corrupt else {}
+    places = {node.key: place(node) for node in order} if outcome.ending is Ending.CORRUPT else {}
     first = min((at for at in places.values() if at >= 0), default=-1)
     return {key for key, at in places.items() if at == first >= 0}

@@ -13,7 +13,7 @@ from typing import Any
 
 from pipeline.errors import InputError, PonenteError, text_of
 from pipeline.events import Event
-from pipeline.execute.attempt import Outcome, Request, execute
+from pipeline.execute.attempt import Ending, Outcome, Request, execute
 from pipeline.execute.ray import runtime_env
 from pipeline.graph.hardware import Hardware
 from pipeline.graph.module_names import hiding, outside
@@ -122,13 +122,13 @@ class RayBackend:
                 runtime_env.require_same_code()
                 runtime_env.require_store(request.ledger.directory)
             except PonenteError as error:
-                return Outcome("failed", cause=str(error))
+                return Outcome(Ending.FAILED, cause=str(error))
             with (
                 runtime_env.handed(request.environment),
                 Heartbeat(collector, heartbeat) as beating,
             ):
                 if beating.stopping:
-                    return Outcome("stopped", cause="not begun")
+                    return Outcome(Ending.STOPPED, cause="not begun")
                 limit = bounded(wait, follower=bool(request.live))
                 workers = RayWorkers(collector, request, beating, limit)
                 emit = emitter(collector, {"step": request.label, "key": request.key})
@@ -163,7 +163,7 @@ class RayBackend:
             reference = task.remote(request, self._collector, heartbeat)
         except _UNPICKLABLE as error:
             cause = f"{self._unpicklable(request)} cannot be sent to a worker: {text_of(error)}"
-            self._refused.append((request, Outcome("failed", cause=cause)))
+            self._refused.append((request, Outcome(Ending.FAILED, cause=cause)))
             return
         self._running[reference] = _Running(request, heartbeat, time.monotonic())
 
@@ -201,7 +201,7 @@ class RayBackend:
                 self._ray.cancel(reference, force=True)
                 if lost[r.heartbeat]:
                     cause = f"its worker did not respond for {self._watch.seconds:.0f} s"
-                    ended.append((r.request, Outcome("failed", cause=cause, transient=True)))
+                    ended.append((r.request, Outcome(Ending.LOST, cause=cause)))
                 else:
                     self._collector.send("forget", r.heartbeat)
                     self.submit(r.request)
@@ -214,7 +214,7 @@ class RayBackend:
             self._collector.send("forget", running.heartbeat)
             gone = self._host_lost(error)
             cause = f"its {'host was lost' if gone else 'worker died'} ({text_of(error)})"
-            return running.request, Outcome("failed", 0.0, cause, transient=True, preempted=gone)
+            return running.request, Outcome(Ending.PREEMPTED if gone else Ending.LOST, 0.0, cause)
 
     def events(self) -> list[Event]:
         """Events of all workers since the last call."""

@@ -18,7 +18,7 @@ import pytest
 
 from pipeline import Artifact, Result, StepContext, step
 from pipeline.errors import CorruptOutput, Preempted, StepFailed, WorkerLost
-from pipeline.execute.attempt import Outcome
+from pipeline.execute.attempt import Ending, Outcome
 from pipeline.execute.backend import InlineBackend
 from pipeline.execute.event_log import EventLog
 from pipeline.execute.executor import Execution
@@ -278,10 +278,8 @@ def _on_hardware(tmp_path, outcomes, **options):
     return backend, events
 
 
-_TAKEN = Outcome(
-    "failed", cause="no free slice", seconds=60, transient=True, resources_unavailable=True
-)
-_PREEMPTED = Outcome("failed", cause="preempted", transient=True, preempted=True)
+_TAKEN = Outcome(Ending.UNAVAILABLE, 60, "no free slice")
+_PREEMPTED = Outcome(Ending.PREEMPTED, cause="preempted")
 
 
 def test_an_hour_without_hardware_and_losing_it_again_and_again_uses_no_try(tmp_path):
@@ -303,7 +301,7 @@ def test_waiting_for_hardware_ends_at_the_users_deadline(tmp_path):
 
 def test_retries_back_off(tmp_path):
     """Each pause is about twice the one before, and a step without progress is given up."""
-    lost = Outcome("failed", cause="its worker died", transient=True)
+    lost = Outcome(Ending.LOST, cause="its worker died")
     with pytest.raises(StepFailed, match="its worker died; 3 attempts without progress"):
         _on_hardware(tmp_path, [(0, lost)] * 9)
     backend, _ = _on_hardware(tmp_path, [(0, lost)] * 2)
