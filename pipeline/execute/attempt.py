@@ -67,11 +67,9 @@ class Request:
 
     Attributes:
         inputs: input name -> (URL of its directory, its key).
-        arguments: configuration and runtime arguments.
         provenance: what the driver knows, with the step's code as the driver imported it.
         replaces: attempt of the published output that this one is to replace; empty if none.
         packages: loggers whose INFO records go to the log: those of the step's own code.
-        listings: listings of the external arguments when the run was planned.
         labels: names of the inputs in this graph; their manifests have those of their own graph.
         reads: see `lease.acquire`; `link`: whether its output may refer to those of other stores.
         environment: the driver's values of the variables that the step declares; some are secrets.
