@@ -235,6 +235,7 @@ def test_a_run_without_an_end_is_called_so(ponente, tmp_path):
     assert ": running, " in ponente("status")[1]
     older = [{**json.loads(line), "time": json.loads(line)["time"] - 3600} for line in lines[:-1]]
     log.write_text("".join(json.dumps(event) + "\n" for event in older))
+    log.with_suffix(".json").unlink()
     assert ": killed (no exit record), " in ponente("status")[1]
 
 

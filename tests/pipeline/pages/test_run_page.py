@@ -11,12 +11,12 @@ import pytest
 
 from pipeline import Experiment
 from pipeline.errors import StepFailed
+from pipeline.execute.run_record import RunRecord, StepRecord
 from pipeline.identity.fingerprint import plain
 from pipeline.pages import page as run_page
 from pipeline.pages import readable
 from pipeline.pages import record as run_record
 from pipeline.pages.graph import Box, draw
-from pipeline.pages.record import RunRecord, StepRecord
 from tests.pipeline.execute import run_logs
 from tests.pipeline.execute.run_logs import START, Log, key, node
 from tests.pipeline.pages import pages
@@ -214,15 +214,14 @@ def test_the_table_of_runs(troubled):
     assert [e["href"][:8] for e in page.all("a")] == ["20260922", "20260921", "20260920"]
 
 
-def test_the_table_of_runs_has_the_loss_of_the_last_training(tmp_path):
-    """As far as the run's own log says it; the cell's title says what it is of."""
+def test_the_table_of_runs_has_the_headline_of_the_last_step_that_has_one(tmp_path):
+    """As far as the run's own log says it."""
     log = run_logs.clean_run(str(tmp_path), "20260920-000000-run", START, reused=9)
-    log.tell("finished", "train", result={"last": {"loss": 3.21987}, "headline": ["over 8 steps"]})
+    log.tell("finished", "train", result={"headline": ["loss 3.22", "over 8 steps"]})
     run_logs.clean_run(str(tmp_path), "20260921-000000-same", START + 9000, reused=10)
     page = Page(run_page.render_index(run_record.runs(str(tmp_path))))
-    losses = [e for e in page.elements if e["tag"] in ("th", "td")][6::9]
-    assert [cell["text"] for cell in losses] == ["loss", "", "3.220"]
-    assert losses[2]["title"] == "train: over 8 steps"
+    results = [e for e in page.elements if e["tag"] in ("th", "td")][7::9]
+    assert [cell["text"] for cell in results] == ["result", "", "loss 3.22"]
 
 
 def test_a_run_without_a_page_is_passed_over(tmp_path):
