@@ -1,20 +1,20 @@
 """Reads the files of a token shard from a local disk, gs:// or s3://.
 
 Local files are read with `pread` (`data/cache/chunks.py` gives the reason), those of a bucket
-through TensorStore's key-value store, which retries, limits the requests in flight and coalesces
-neighbouring ranges of one batch. Neither checks the bytes it returns; only `read_head` verifies its
-result.
+through TensorStore's key-value store, which retries, limits the requests in flight and joins
+neighbouring ranges of one batch. Neither checks the bytes it returns; `read_head` does.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import operator
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 import numpy as np
 import tensorstore as ts
@@ -27,17 +27,16 @@ TIMEOUT_S = 600.0  # longest wait for one response of a store
 RETRY_SECONDS = 90.0  # of these retries in all, about, as for the project's other bucket requests
 BUCKET_RETRIES = {"max_retries": 9, "initial_delay": "250ms", "max_delay": "16s"}
 
-_GOOGLE, _AMAZON = "gs://", "s3://"
 # Status codes, with which TensorStore's messages begin. First: the stored data is corrupt.
 _CORRUPT = ("NOT_FOUND", "OUT_OF_RANGE", "DATA_LOSS")
 # The store did not answer, even after TensorStore's retries; a new attempt may succeed.
 _UNAVAILABLE = ("ABORTED", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED", "UNAVAILABLE", "UNKNOWN")
-# A file that must be new exists.
 _EXISTS = "ALREADY_EXISTS"
 _MISSING = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
+_DATA = chunks.data_file(chunks.TOKENS)
 
-Bytes = Callable[[], bytes]
-Fill = Callable[[np.ndarray], None]
+Fill: TypeAlias = Callable[[np.ndarray], None]
+"""Waits for a range of the data file, and fills a contiguous uint8 array with it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,8 +44,6 @@ class ShardHead:
     """A shard's verified metadata.
 
     Attributes:
-        tokens: number of tokens.
-        dtype: dtype of the tokens.
         checksums: uint32 [chunks], CRC-32C of every chunk's tokens.
         offsets_checksum: CRC-32C of the offsets.
         attributes: vocab_size, eos_id, tokenizer.
@@ -57,32 +54,6 @@ class ShardHead:
     checksums: np.ndarray
     offsets_checksum: int
     attributes: dict[str, Any]
-
-
-class ShardFiles(Protocol):
-    """The files of one shard."""
-
-    directory: str
-
-    def start_read(self, name: str) -> Bytes:
-        """Start reading a small file; the returned function waits and returns its content.
-
-        The function raises `CorruptOutput` for a missing file and `StorageError` as `read_into`.
-        """
-        ...
-
-    def start_range_read(self, begin: int, size: int, batch: ts.Batch) -> Fill:
-        """Start reading a range; the returned function waits and fills an array as `read_into`."""
-        ...
-
-    def read_into(self, begin: int, target: np.ndarray) -> None:
-        """Fill a contiguous uint8 array from byte `begin` of the tokens' data file.
-
-        Raises:
-            CorruptOutput: the file is too short.
-            StorageError: the store failed.
-        """
-        ...
 
 
 def open_files(directory: str, size: int | None = None) -> ShardFiles:
@@ -114,9 +85,9 @@ def store_spec(directory: str) -> dict[str, Any]:
     scheme, _, place = directory.partition("://")
     bucket, _, path = place.partition("/")
     found = {"bucket": bucket, "path": path.rstrip("/") + "/"}
-    if directory.startswith(_GOOGLE):
+    if scheme == "gs":
         return {"driver": "gcs", **found}
-    if directory.startswith(_AMAZON):
+    if scheme == "s3":
         return {"driver": "s3", **found, **_amazon_settings()}
     raise InputError(
         f"{directory}: nothing is written to {scheme}://; use a local path, gs:// or s3://"
@@ -152,10 +123,9 @@ class LocalFiles:
 
     def __init__(self, directory: str, size: int | None) -> None:
         self.directory = directory
-        self._path = storage.local_path(directory)
         self._descriptor = -1
         if size is not None:
-            self._descriptor = self._open(size)
+            self._descriptor = self._tried(_DATA, lambda path: _opened(path, directory, size))
 
     def __del__(self) -> None:
         # At the last reference, so that a thread in the middle of reading keeps its file.
@@ -163,17 +133,17 @@ class LocalFiles:
             os.close(self._descriptor)
             self._descriptor = -1
 
-    def start_read(self, name: str) -> Bytes:
-        """As in `ShardFiles`; reads when the returned function is called."""
-        return lambda: self._read(name)
+    def start_read(self, name: str) -> Callable[[], bytes]:
+        """What reads a whole file; raises `CorruptOutput` if there is none."""
+        return lambda: self._tried(name, storage.read_bytes)
 
     def start_range_read(self, begin: int, size: int, batch: ts.Batch) -> Fill:
-        """As in `ShardFiles`; reads when the returned function is called."""
+        """What reads a range of the data file."""
         del size, batch
-        return lambda target: self.read_into(begin, target)
+        return functools.partial(self.read_into, begin)
 
     def read_into(self, begin: int, target: np.ndarray) -> None:
-        """As in `ShardFiles`."""
+        """Fill a contiguous uint8 array from byte `begin` of the data file."""
         try:
             done = os.preadv(self._descriptor, (target.data,), begin)
             while done < target.nbytes:
@@ -184,37 +154,33 @@ class LocalFiles:
         except OSError as error:
             raise _failed(self.directory, error) from error
 
-    def _read(self, name: str) -> bytes:
-        path = os.path.join(self._path, name)
+    def _tried(self, name: str, read: Callable[[str], Any]) -> Any:
         try:
-            return storage.read_bytes(path)
+            return read(os.path.join(storage.local_path(self.directory), name))
         except _MISSING as error:
             raise corrupt(self.directory, f"no file {name}") from error
         except OSError as error:
             raise _failed(self.directory, error) from error
 
-    def _open(self, size: int) -> int:
-        name = chunks.data_file(chunks.TOKENS)
-        try:
-            descriptor = os.open(os.path.join(self._path, name), os.O_RDONLY | os.O_CLOEXEC)
-        except _MISSING as error:
-            raise corrupt(self.directory, f"no file {name}") from error
-        except OSError as error:
-            raise _failed(self.directory, error) from error
-        found = os.fstat(descriptor).st_size
-        if found != size:
-            os.close(descriptor)
-            raise corrupt(self.directory, f"{found:,} bytes in {name} instead of {size:,}")
-        return descriptor
+
+def _opened(path: str, directory: str, size: int) -> int:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    found = os.fstat(descriptor).st_size
+    if found != size:
+        os.close(descriptor)
+        raise corrupt(directory, f"{found:,} bytes in {_DATA} instead of {size:,}")
+    return descriptor
 
 
-class StoreFiles:
-    """A shard in a key-value store of TensorStore.
+class Bucket:
+    """A key-value store of TensorStore whose keys are the files of a directory.
 
     Args:
-        directory: the shard's name in error messages.
-        spec: spec of the key-value store whose keys are the shard's files.
-        context: limits and retries of the store; None for TensorStore's defaults.
+        directory: its name in error messages.
+        spec: from `store_spec`.
+        context: limits and retries; None for TensorStore's defaults.
+        seconds: the longest wait for a response.
+        writing: as for `wait`.
     """
 
     def __init__(
@@ -222,48 +188,69 @@ class StoreFiles:
         directory: str,
         spec: dict[str, Any],
         context: ts.Context | None = None,
+        seconds: Callable[[], float] = lambda: TIMEOUT_S,
+        writing: bool = False,
     ) -> None:
         self.directory = directory
-        self._store = wait(ts.KvStore.open(spec, context=context), directory)
+        self._seconds, self._writing = seconds, writing
+        self._store = self._wait(ts.KvStore.open(spec, context=context))
 
-    def start_read(self, name: str) -> Bytes:
-        """As in `ShardFiles`; the request is in flight when this returns."""
-        future = self._store.read(name)
-        return lambda: self._content(future, name)
+    def write(self, name: str, content: bytes) -> None:
+        """Write a file."""
+        self._wait(self._store.write(name, content))
 
-    def start_range_read(self, begin: int, size: int, batch: ts.Batch) -> Fill:
-        """As in `ShardFiles`; the request is in flight once the batch is submitted."""
-        return self._start(begin, size, batch)
+    def request(self, name: str, **options: Any) -> Callable[[], bytes | None]:
+        """Request a file, or a range of it; what is returned waits. None if there is no file."""
+        future = self._store.read(name, **options)
+
+        def content() -> bytes | None:
+            found = self._wait(future)
+            return found.value if found.state == "value" else None
+
+        return content
+
+    def _wait(self, future: Any) -> Any:
+        return wait(future, self.directory, self._seconds(), writing=self._writing)
+
+
+class StoreFiles(Bucket):
+    """A shard in a bucket, with the methods of `LocalFiles`; a request is sent when it starts."""
+
+    def start_read(self, name: str, **options: Any) -> Callable[[], bytes]:
+        """What waits for a whole file; raises `CorruptOutput` if there is none."""
+        requested = self.request(name, **options)
+
+        def content() -> bytes:
+            if (found := requested()) is None:
+                raise corrupt(self.directory, f"no file {name}")
+            return found
+
+        return content
+
+    def start_range_read(self, begin: int, size: int, batch: ts.Batch | None) -> Fill:
+        """What waits for a range; its request is sent once the batch is submitted."""
+        content = self.start_read(_DATA, batch=batch, byte_range=slice(begin, begin + size))
+
+        def fill(target: np.ndarray) -> None:
+            found = content()
+            if len(found) != size:
+                raise corrupt(self.directory, f"{len(found)} bytes at {begin} of {_DATA}")
+            target.reshape(-1)[:] = np.frombuffer(found, np.uint8)
+
+        return fill
 
     def read_into(self, begin: int, target: np.ndarray) -> None:
-        """As in `ShardFiles`."""
-        self._start(begin, target.nbytes, None)(target)
+        """Fill a contiguous uint8 array from byte `begin` of the data file."""
+        self.start_range_read(begin, target.nbytes, None)(target)
 
-    def _start(self, begin: int, size: int, batch: ts.Batch | None) -> Fill:
-        name = chunks.data_file(chunks.TOKENS)
-        future = self._store.read(name, batch=batch, byte_range=slice(begin, begin + size))
 
-        def read_into(target: np.ndarray) -> None:
-            content = self._content(future, name)
-            if len(content) != size:
-                raise corrupt(self.directory, f"{len(content)} bytes at {begin} of {name}")
-            target.reshape(-1)[:] = np.frombuffer(content, np.uint8)
-
-        return read_into
-
-    def _content(self, future: ts.Future, name: str) -> bytes:
-        found = wait(future, self.directory)
-        if found.state != "value":
-            raise corrupt(self.directory, f"no file {name}")
-        return found.value
+ShardFiles: TypeAlias = LocalFiles | StoreFiles
 
 
 def start_head_read(files: ShardFiles, check: str) -> Callable[[], ShardHead]:
     """Start reading a shard's head; the returned function waits for it and verifies it.
 
-    Args:
-        files: the shard's files.
-        check: hex SHA-256 that `checksums` must have; "" skips this check.
+    `check` is the hex SHA-256 that `checksums` must have; "" skips this check.
     """
     about = files.start_read(chunks.metadata_file(chunks.TOKENS))
     checksums = files.start_read(chunks.data_file(chunks.CHECKSUMS))
@@ -271,12 +258,7 @@ def start_head_read(files: ShardFiles, check: str) -> Callable[[], ShardHead]:
 
 
 def read_head(files: ShardFiles, check: str) -> ShardHead:
-    """A shard's verified head; arguments as in `start_head_read`.
-
-    Raises:
-        CorruptOutput: the head is missing, or not what was written.
-        StorageError: the store failed.
-    """
+    """A shard's verified head; arguments as in `start_head_read`."""
     return start_head_read(files, check)()
 
 
@@ -312,12 +294,6 @@ def wait(
     future: Any, directory: str, timeout_s: float = TIMEOUT_S, *, writing: bool = False
 ) -> Any:
     """The result of a TensorStore future, with its errors mapped to `pipeline.errors`.
-
-    Args:
-        future: a TensorStore future.
-        directory: the shard's name in error messages.
-        timeout_s: longest wait, in seconds.
-        writing: whether the shard is being written; an unfinished shard is never reported corrupt.
 
     Raises:
         CorruptOutput: the stored data is missing or truncated; never while writing.

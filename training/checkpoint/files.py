@@ -10,7 +10,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 import numpy as np
 
@@ -136,32 +136,22 @@ class _BucketFiles:
     threads = 16
 
     def __init__(self, path: str, deadline: Deadline) -> None:
-        import tensorstore as ts
-
-        from data.cache.shard_io import store_context, store_spec
+        from data.cache.shard_io import Bucket, store_context, store_spec
 
         self._path = path
-        self._deadline = deadline
-        self._store = self._wait(ts.KvStore.open(store_spec(path), context=store_context()))
+        # `writing` reports every failed request as an error of the store.
+        self._bucket = Bucket(path, store_spec(path), store_context(), deadline.left, writing=True)
 
     def write(self, name: str, *parts: Bytes) -> None:
-        self._wait(self._store.write(name, b"".join(parts)))
+        self._bucket.write(name, b"".join(parts))
 
     def read(self, name: str, *targets: np.ndarray) -> None:
-        found = self._wait(self._store.read(name))
-        if found.state != "value":
+        content, expected = self._bucket.request(name)(), sum(target.nbytes for target in targets)
+        if content is None:
             raise corrupt(self._path, name, "no file")
-        content, expected = found.value, sum(target.nbytes for target in targets)
         if len(content) != expected:
             raise corrupt(self._path, name, f"{len(content):,} bytes instead of {expected:,}")
         begin = 0
         for target in targets:
             target[:] = np.frombuffer(content, np.uint8, target.nbytes, begin)
             begin += target.nbytes
-
-    def _wait(self, future: Any) -> Any:
-        from data.cache.shard_io import wait
-
-        # `writing=True` reports every failed request as an error of the store. A file that does not
-        # exist is no failed request: the store returns a result without a value.
-        return wait(future, self._path, self._deadline.left(), writing=True)
