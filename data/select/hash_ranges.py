@@ -45,11 +45,6 @@ class Ranges:
         """Names of the splits, in order."""
         return tuple(name for name, _, _ in self.splits)
 
-    @property
-    def share(self) -> float:
-        """The share of the hash range that is in a split."""
-        return sum(last - first + 1 for _, first, last in self.splits) / HASHES
-
 
 @dataclass(frozen=True, eq=False)
 class BoundaryDocuments:

@@ -8,9 +8,8 @@ by length (int64 [2, distinct]: lengths, documents), and for finding duplicates 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from itertools import groupby
 from typing import Any
 
@@ -20,7 +19,7 @@ import pyarrow.compute as pc
 
 from data.read.parquet_table import TableWriter, read_table
 from data.read.unit import Unit
-from data.read.work_units import INVALID, NULL, fields_of, row_groups
+from data.read.work_units import INVALID, NULL
 from data.select.document_hash import digest_hex, document_hash, rows_digest, text_hash
 from data.select.hash_histogram import above_score
 from data.select.hash_ranges import Ranges, select
@@ -32,10 +31,6 @@ OUTSIDE = "outside the ranges"
 DUPLICATE = "duplicate text"
 
 SCHEMA = pa.schema([("id", pa.string()), ("text", pa.string()), ("token_count", pa.int64())])
-
-# If a row group has fewer sampled documents than this on average, ids are read first, and text only
-# of row groups with a sampled document: at three, one row group in twenty has none (exp(-3)).
-_SPARSE = 3.0
 
 
 def below(min_score: float) -> str:
@@ -118,7 +113,7 @@ class _Splits:
 
 
 def sample_units(
-    units: Iterable[Unit],
+    units: Sequence[Unit],
     splits: Ranges | str,
     directory: str,
     *,
@@ -128,7 +123,7 @@ def sample_units(
 ) -> dict[str, Any]:
     """Write the sampled documents of some units to `<directory>/<split>.parquet`, in their order.
 
-    A document of white space only is dropped. One row group is in memory at a time.
+    A document of white space only is dropped.
 
     Args:
         units: units of the source.
@@ -151,17 +146,10 @@ def sample_units(
     if min_score is not None:
         dropped[below(min_score)] = 0
     tally = Counter[str]()
-    read: list[tuple[Unit, Unit]] = []
-
-    def sampled(some: Iterable[Unit]) -> Iterator[Unit]:
-        for whole in some:
-            read.append((whole, _with_sampled(whole, splits, seed, min_score, dropped)))
-            yield read[-1][1]
-
     with ExitStack() as stack:
         out = _Splits(directory, keep_hashes, stack)
         for files, some in groupby(units, lambda unit: unit.kind == "text"):
-            for rows, batch in above_score(sampled(some), SCHEMA.names, min_score, tally):
+            for rows, batch in above_score(some, SCHEMA.names, min_score, tally):
                 if min_score is not None:
                     dropped[below(min_score)] += rows - batch.num_rows
                 places = document_hash(batch.column("id"), seed)
@@ -170,14 +158,12 @@ def sample_units(
                     out.write(name, found, places[kept], apart=files)
         counts = out.finish()
     dropped |= {reason: tally[reason] for reason in (NULL, INVALID) if tally[reason]}
-    # Row groups without a sampled document were not read, but their number of rows is known.
-    skipped = sum(whole.rows - unit.rows for whole, unit in read)
     return {
         "splits": counts,
-        "seen": tally["rows"] + skipped,
+        "seen": tally["rows"],
         "dropped": dropped,
-        "row_groups_read": sum(len(unit.row_groups) for _, unit in read),
-        "text_bytes_read": sum(unit.text_bytes for _, unit in read),
+        "row_groups_read": sum(len(unit.row_groups) for unit in units),
+        "text_bytes_read": sum(unit.text_bytes for unit in units),
     }
 
 
@@ -248,42 +234,6 @@ def _is_empty(texts: pa.Array) -> np.ndarray:
     """bool: whether a text is empty or only white space, as defined by `str.isspace`."""
     space = pc.call_function("utf8_is_space", [texts]).to_numpy(zero_copy_only=False)
     return space | (pc.call_function("binary_length", [texts]).to_numpy() == 0)
-
-
-def _with_sampled(
-    unit: Unit, splits: Ranges | str, seed: int, min_score: float | None, dropped: dict[str, int]
-) -> Unit:
-    """The unit without row groups that have no sampled document, if some are likely to have none.
-
-    The documents of those row groups are counted in `dropped`.
-    """
-    skips = unit.skip_nulls or unit.skip_invalid
-    if unit.kind != "parquet" or skips or unit.id is None or isinstance(splits, str):
-        return unit
-    if splits.share * unit.rows >= _SPARSE * len(unit.row_groups):
-        return unit
-    groups = row_groups(unit.file, fields_of(unit))
-    ids = above_score((unit,), ("id",), min_score)
-    wanted: list[int] = []
-    for index in unit.row_groups:
-        rows = low = outside = 0
-        while rows < groups[index].rows:  # no batch spans two row groups
-            count, batch = next(ids)
-            rows += count
-            low += count - batch.num_rows
-            outside += int((select(document_hash(batch.column("id"), seed), splits) < 0).sum())
-        if low + outside < rows:
-            wanted.append(index)
-            continue
-        dropped[OUTSIDE] += outside
-        if min_score is not None:
-            dropped[below(min_score)] += low
-    return replace(
-        unit,
-        row_groups=tuple(wanted),
-        rows=sum(groups[index].rows for index in wanted),
-        text_bytes=sum(groups[index].text_bytes for index in wanted),
-    )
 
 
 def save_array(url: str, array: np.ndarray) -> None:

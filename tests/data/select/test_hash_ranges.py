@@ -255,4 +255,3 @@ def test_select_is_the_range_that_holds_the_place():
     places = [0, 9, 10, 19, 20, 29, 30, HASHES - 6, HASHES - 5, HASHES - 1]
     found = hash_ranges.select(np.array(places, np.uint64), ranges)
     assert found.tolist() == [0, 0, -1, -1, 2, 2, -1, -1, 1, 1]
-    assert ranges.share == pytest.approx(25 / HASHES)
