@@ -6,7 +6,7 @@ import functools
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pipeline import InputError, Result, Runtime, StepContext, step
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _SHARD_MEMORY = 512 * 2**20  # a row group of 16 MiB takes 260 MiB, with its process
 OCCURRENCES = "occurrences.npz"
-_NAMED = 3  # most shards with a warning of their own
+_COMPARED = 8  # most row groups of which the encoders are compared
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,11 +56,11 @@ def tokenize(
         documents: sampled documents.
         tokenizer: the tokenizer.
         backend: "auto" is fastokens if it is installed and known to read this tokenizer. Every
-            backend gives the ids of tokenizers: each shard compares a sample, and tokenizers
-            encodes the shard if the sample differs.
+            backend gives the ids of tokenizers: documents are compared first, and tokenizers
+            encodes everything if one differs.
     """
     text_tokenizer = tokenizer.load()
-    text_tokenizer.checked(backend)  # refuses an unavailable backend before any work
+    fast = text_tokenizer.checked(backend).is_fast  # refuses an unavailable backend
     with run.shard("vocabulary") as directory:
         token_bytes = json.dumps(text_tokenizer.token_bytes.tolist()).encode()
         storage.write_atomic(storage.join(directory, "token_bytes.json"), token_bytes)
@@ -74,8 +74,15 @@ def tokenize(
         )
         for name, (file, row_group) in _row_groups(documents).items()
     }
+    compared = 0
+    if fast:
+        some = tuple(items.values())[:: -(-len(items) // _COMPARED)]
+        (checked,) = run.map(check_shard, {"comparison": some}).values()
+        compared = checked.result["documents"]
+        if difference := checked.result["difference"]:
+            run.warn(f"{difference}: tokenizers encodes all documents instead of {backend!r}")
+            items = {name: replace(item, backend="tokenizers") for name, item in items.items()}
     written = list(run.map(tokenize_shard, items).values())
-    _warn(run, written)
     splits = {
         split: [s for s in written if s.name.startswith(f"{split}/")] for split in documents.splits
     }
@@ -88,7 +95,7 @@ def tokenize(
             for split, parts in splits.items()
             if parts
         },
-        "measured": _measured(written),
+        "measured": {**_measured(written), "documents_checked": compared},
     }
 
 
@@ -109,7 +116,6 @@ def tokenize_shard(directory: str, item: RowGroup) -> Mapping[str, Any]:
     texts = _texts(item)
     size = sum(int(np.ptp(text_offsets(array)[[0, -1]])) for array in texts)
     encoder = tokenizer.checked(item.backend, parallel=parallel)
-    encoder.check(texts)
     written = write_shard(
         storage.join(directory, "cache"),
         tokenizer.encode_documents(texts, encoder),
@@ -132,6 +138,23 @@ def tokenize_shard(directory: str, item: RowGroup) -> Mapping[str, Any]:
             **encoder.record(),
         },
     }
+
+
+def check_shard(directory: str, items: Sequence[RowGroup]) -> Mapping[str, Any]:
+    """Shard writer: compares the encoders on documents of some row groups; writes no file."""
+    from data.tokenizer.backends import to_compare
+    from data.tokenizer.text_tokenizer import TextTokenizer
+
+    del directory
+    documents = 0
+    tokenizer = TextTokenizer.load_once(items[0].tokenizer, items[0].digest)
+    encoder = tokenizer.checked(items[0].backend)
+    for item in items:
+        texts = to_compare(_texts(item)[0])
+        documents += len(texts)
+        encoder.check(texts)
+    # No part of the output's content: it says which encoder is used, not what is encoded.
+    return {"documents": documents, "difference": encoder.difference, "content": None}
 
 
 def _may_use_all_cores() -> bool:
@@ -175,19 +198,6 @@ def _row_groups(documents: Documents) -> dict[str, tuple[str, int]]:
     }
 
 
-def _warn(run: StepContext, written: Sequence[Shard]) -> None:
-    """Warn about the shards that fell back to tokenizers because another backend differed."""
-    found = [s for s in written if s.result["measured"]["fell_back"]]
-    for shard in found[:_NAMED]:
-        difference = shard.result["measured"]["difference"]
-        run.warn(
-            f"{shard.name}: {difference}: tokenizers encoded this shard instead; for certainty "
-            "about the others, build again with backend='tokenizers' and --force tokenize"
-        )
-    if len(found) > _NAMED:
-        run.warn(f"tokenizers encoded {len(found)} of {len(written)} shards for this reason")
-
-
 def _summary(run: StepContext, parts: Sequence[Shard], asked: int) -> dict[str, Any]:
     """Statistics of a split; `error` is the relative difference of its `tokens` from `asked`."""
     from data.cache.token_shard import unigram_entropy
@@ -226,6 +236,5 @@ def _measured(written: Sequence[Shard]) -> dict[str, Any]:
     return {
         "cpu_seconds": sum(shard["cpu_seconds"] for shard in shards),
         "shards_by_backend": dict(sorted(backends.items())),
-        "documents_checked": sum(shard["checked"] for shard in shards),
         "shards_fell_back": sum(shard["fell_back"] for shard in shards),
     }

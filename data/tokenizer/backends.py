@@ -2,9 +2,9 @@
 
 The `tokenizers` library is the oracle: its ids are correct by definition. `fastokens`, if it is
 installed, is about thirty times as fast. It gets only tokenizers all parts of which it is known to
-read as `tokenizers` does, see `data.tokenizer.expressions`. For every shard both encode a sample,
-and if one id differs, the oracle encodes the whole shard. Documents that fastokens is known to
-encode differently always go to the oracle, namely those that contain:
+read as `tokenizers` does, see `data.tokenizer.expressions`. Before it is used, both encode whole
+documents of the same text (`to_compare`), and if one id differs, it is not used at all. Documents
+that fastokens is known to encode differently always go to the oracle, namely those that contain:
 
 - the text of an added token, around which the libraries strip spaces differently;
 - U+180E, which is white space to the regular expressions of only one of them;
@@ -43,11 +43,8 @@ _ALWAYS_ORACLE = ("\u180e".encode(), "\u017f".encode())
 _MANY_NEEDLES = 8
 _PREFIX = 3  # bytes
 _EVEN, _EXOTIC = 16, 8
-_PIECE = 2048  # characters of a document that are compared
-_SAMPLE_BYTES, _SAMPLE_SHARE = 64 << 10, 0.01
-_WHOLE_BYTES = 1 << 20  # largest document that is compared whole
-Sample: TypeAlias = list[tuple[int, int, int]]
-"""(document of a shard, first character, end) of every text that is compared."""
+_SHOWN = 40
+_COMPARED = 256 << 10  # bytes of documents that are compared, and most characters of one
 
 
 class Encoder(Protocol):
@@ -160,7 +157,7 @@ def fast_encoder(content: bytes, backend: Backend, *, parallel: bool = False) ->
 
 
 class CheckedEncoder:
-    """Encodes the documents of one shard with the fast back end, unless it gave wrong ids.
+    """Encodes documents with the fast back end, unless it gave wrong ids or failed.
 
     Args:
         oracle: the reference, whose ids are correct by definition.
@@ -168,9 +165,7 @@ class CheckedEncoder:
         added: texts of the tokenizer's added tokens.
 
     Attributes:
-        checked: number of documents that were compared, one whole and the others in part.
-        difference: why the oracle encodes the shard instead of `fast`, with the first document
-            whose ids differ; None if it does not.
+        difference: why the oracle encodes everything from here on; None if it does not.
         by_oracle: number of documents that only the oracle may encode.
     """
 
@@ -179,28 +174,26 @@ class CheckedEncoder:
     ) -> None:
         self._oracle, self._fast = oracle, fast
         self._added = tuple(text.encode("utf-8") for text in added)
-        self.checked = 0
         self.by_oracle = 0
         self.difference: str | None = None
 
-    def check(self, texts: Sequence[pa.Array]) -> None:
-        """Compare the back ends on a sample of a shard's documents; see `sample_of`."""
-        if self._fast is None:
+    @property
+    def is_fast(self) -> bool:
+        """Whether the fast back end encodes."""
+        return self._fast is not None and self.difference is None
+
+    def check(self, texts: pa.Array) -> None:
+        """Compare the back ends on whole documents; after a difference the fast one is not used."""
+        expected, found = self._oracle.encode(texts), self.encode(texts)
+        if all(map(np.array_equal, found, expected)):
             return
-        sample = sample_of(texts)
-        compared = _pieces(texts, sample)
-        expected = self._oracle.encode(compared)
-        found = self._try(compared)
-        if found is not None and not (
-            np.array_equal(found[0], expected[0]) and np.array_equal(found[1], expected[1])
-        ):
-            place, *_ = sample[_first_difference(expected, found)]
-            self.difference = f"the ids of document {place} of the shard are not the oracle's"
-        self.checked = len({place for place, *_ in sample})
+        pairs = enumerate(zip(_split(expected), _split(found), strict=False))
+        place = next((i for i, (a, b) in pairs if not np.array_equal(a, b)), 0)
+        self.difference = f"the ids of {texts[place].as_py()[:_SHOWN]!r}... are not the oracle's"
 
     def encode(self, texts: pa.Array) -> Ids:
         """Ids of every text."""
-        if self._fast is None or self.difference is not None:
+        if not self.is_fast:
             return self._oracle.encode(texts)
         doubtful = self._doubtful(texts)
         if not doubtful.any():
@@ -211,19 +204,17 @@ class CheckedEncoder:
         return _interleave(doubtful, self._oracle.encode(texts.filter(pa.array(doubtful))), fast)
 
     def record(self) -> dict[str, Any]:
-        """What encoded the shard: backend, version, checked, by_oracle, fell_back, difference.
+        """What encoded: backend, version, by_oracle, fell_back, difference.
 
         The backend is the oracle's once the fast one was wrong.
         """
-        fell_back = self.difference is not None
-        used = self._oracle if self._fast is None or fell_back else self._fast
+        used = self._fast if self._fast is not None and self.is_fast else self._oracle
         return {
             "backend": used.name,
             "version": used.version,
-            "checked": self.checked,
             "by_oracle": self.by_oracle,
-            "fell_back": fell_back,
-            **({"difference": self.difference} if fell_back else {}),
+            "fell_back": self.difference is not None,
+            **({"difference": self.difference} if self.difference else {}),
         }
 
     def _try(self, texts: pa.Array) -> Ids | None:
@@ -258,39 +249,20 @@ class CheckedEncoder:
         return tuple(sorted({text[:_PREFIX] for text in self._added}))
 
 
-def sample_of(texts: Sequence[pa.Array]) -> Sample:
-    """The texts of a shard to compare: one random document, and pieces from inside others.
-
-    The whole document has at most a mebibyte. The pieces, of at most 2,048 characters at a random
-    place, are of evenly spaced documents and of those with most continuation bytes; they are at
-    most 1 % of the text or 64 KiB, whichever is more, but at least one. Equal shards have equal
-    samples.
-
-    Args:
-        texts: the shard's documents.
-    """
-    sizes = np.concatenate([np.diff(text_offsets(part)) for part in texts] or [np.empty(0)])
-    if not len(sizes):
-        return []
-    lengths = [pc.call_function("utf8_length", [part]) for part in texts]
-    characters = np.concatenate([part.to_numpy(zero_copy_only=False) for part in lengths])
-    random = np.random.default_rng([len(sizes), int(sizes.sum())])
-    short = np.flatnonzero(sizes <= _WHOLE_BYTES)
-    whole = [int(random.choice(short))] if len(short) else []
-    exotic = sizes - characters
+def to_compare(texts: pa.Array) -> pa.Array:
+    """Documents to compare the back ends on: evenly spaced ones, and those of most bytes beyond
+    ASCII, 256 KiB together but at least one; only a longer document is not whole."""
+    sizes = np.diff(text_offsets(texts))
+    if not len(sizes) or texts.null_count:  # which `strings` refuses
+        return texts
+    exotic = sizes - pc.call_function("utf8_length", [texts]).to_numpy()
     spaced = np.linspace(0, len(sizes) - 1, min(_EVEN, len(sizes))).astype(np.int64)
     most = np.argsort(-exotic, kind="stable")[:_EXOTIC]
-    wanted = dict.fromkeys([*spaced[:1], *most[exotic[most] > 0], *spaced])
-    budget = max(_SAMPLE_BYTES, int(_SAMPLE_SHARE * sizes.sum()))
-    pieces: Sample = []
-    for place in wanted:
-        width = sizes[place] / max(1, characters[place])
-        budget -= min(sizes[place], _PIECE * width)
-        if budget < 0 and pieces:
-            break
-        begin = int(random.integers(max(0, characters[place] - _PIECE) + 1))
-        pieces.append((int(place), begin, begin + _PIECE))
-    return [*((place, 0, int(characters[place])) for place in whole), *pieces]
+    wanted = np.array(list(dict.fromkeys([*most[exotic[most] > 0], *spaced])))
+    wanted = wanted[np.argsort(sizes[wanted], kind="stable")]
+    count = max(1, int(np.searchsorted(np.cumsum(sizes[wanted]), _COMPARED, side="right")))
+    chosen = texts.take(pa.array(wanted[:count]))
+    return pc.call_function("utf8_slice_codeunits", [chosen], pc.SliceOptions(0, _COMPARED))
 
 
 def strings(texts: pa.Array) -> list[str]:
@@ -325,23 +297,6 @@ def _flat(parts: Sequence[Any]) -> Ids:
     ids = np.frombuffer(b"".join(parts), "<u4")
     sizes = np.fromiter((memoryview(part).nbytes for part in parts), np.int64, len(parts))
     return ids, sizes // 4
-
-
-def _pieces(texts: Sequence[pa.Array], sample: Sample) -> pa.Array:
-    ends = np.cumsum([len(part) for part in texts])
-    pieces = [pa.array([], pa.large_string())]
-    for place, first, last in sample:
-        part = int(np.searchsorted(ends, place, side="right"))
-        within = place - int(ends[part]) + len(texts[part])
-        document = texts[part].slice(within, 1)
-        piece = pc.call_function("utf8_slice_codeunits", [document], pc.SliceOptions(first, last))
-        pieces.append(piece.cast(pa.large_string()))
-    return pa.concat_arrays(pieces)
-
-
-def _first_difference(expected: Ids, found: Ids) -> int:
-    pairs = zip(_split(expected), _split(found), strict=False)
-    return next((i for i, (a, b) in enumerate(pairs) if not np.array_equal(a, b)), 0)
 
 
 def _split(encoded: Ids) -> Iterator[np.ndarray]:

@@ -130,16 +130,17 @@ def test_back_ends_differ_in_nothing_but_what_is_measured(stores):
         assert a.check == b.check
         assert content_digest(a.directory) == content_digest(b.directory)
     assert {**slow.result, "measured": 0} == {**fast.result, "measured": 0}
-    for manifest, name, checked in ((slow, "tokenizers", 0), (fast, "fastokens", 90)):
+    for manifest, name, checked in ((slow, "tokenizers", False), (fast, "fastokens", True)):
         measured = manifest.result["measured"]
         [(backend, shards)] = measured["shards_by_backend"].items()
         assert backend.startswith(f"{name} ")
-        assert (shards, measured["documents_checked"]) == (10, checked)
+        assert shards == 10
+        assert (measured["documents_checked"] >= 40) == checked
         assert measured["shards_fell_back"] == 0
 
 
 def test_a_wrong_back_end_is_found_out_and_the_user_told(tmp_path, stores):
-    """Every id is the oracle's, and warnings name the shards and the documents."""
+    """Every id is the oracle's, and a warning has the text of a document."""
     pytest.importorskip("fastokens")
     from data.tokenizer.backends import FastEncoder
 
@@ -155,10 +156,11 @@ def test_a_wrong_back_end_is_found_out_and_the_user_told(tmp_path, stores):
     cache, manifest = published(str(tmp_path), graph())
     checks = [shard.check for shard in cache.split("train")]
     assert checks == [shard.check for shard in stores["tokenizers"][0].split("train")]
-    assert manifest.result["measured"]["shards_fell_back"] == 10
-    warnings = [event["message"] for event in events if event["event"] == "warning"]
-    assert len(warnings) == 4
-    assert warnings[0].startswith("train/00000/0000: the ids of document ")
+    assert all(
+        name.startswith("tokenizers ") for name in manifest.result["measured"]["shards_by_backend"]
+    )
+    (warning,) = [event["message"] for event in events if event["event"] == "warning"]
+    assert "are not the oracle's: tokenizers encodes all documents" in warning
 
 
 def test_a_kill_loses_no_finished_row_group(tmp_path):

@@ -13,8 +13,8 @@ from data.tokenizer.backends import (
     CheckedEncoder,
     FastEncoder,
     OracleEncoder,
-    sample_of,
     strings,
+    to_compare,
 )
 from data.tokenizer.special_tokens import EOS
 from data.tokenizer.text_tokenizer import TextTokenizer
@@ -175,37 +175,28 @@ def oracle():
 TEXTS = [f"document {number} has words" for number in range(100)]
 
 
-def test_a_difference_gives_the_shard_to_the_oracle(oracle):
-    """The first differing document is named, and every id is the oracle's."""
-    texts = [*TEXTS[:99], "the last one is héllo"]
+def test_after_a_difference_the_oracle_encodes(oracle):
+    """The document is shown, wherever in it the ids differ, and every id is the oracle's."""
     encoder = CheckedEncoder(oracle, Wrong(oracle, "héllo"))
-    arrays = [pa.array(texts[:30]), pa.array(texts[30:])]
-    encoder.check(arrays)
-    record = encoder.record()
-    assert (record["fell_back"], record["backend"]) == (True, "tokenizers")
-    assert "document 99 " in record["difference"]
-    for array in arrays:
-        assert by_text(encoder.encode(array)) == expected("gpt2", array.to_pylist())
-
-
-def test_an_equal_sample_keeps_the_back_end(oracle):
-    """What the sample does not show is not noticed: the record says how much was looked at."""
-    encoder = CheckedEncoder(oracle, Wrong(oracle, "nowhere"))
-    encoder.check([pa.array(TEXTS)])
+    encoder.check(pa.array(TEXTS))
     assert encoder.record() == {
         "backend": "wrong",
         "version": "0",
-        "checked": 17,
         "by_oracle": 0,
         "fell_back": False,
     }
+    texts = pa.array([*TEXTS[:99], "words " * 2000 + "héllo " * 1000])
+    encoder.check(texts)
+    record = encoder.record()
+    assert (record["fell_back"], record["backend"]) == (True, "tokenizers")
+    assert "'words words" in record["difference"]
+    assert by_text(encoder.encode(texts)) == expected("gpt2", texts.to_pylist())
 
 
 @pytest.mark.parametrize("error", [ValueError("no"), PanicException("at line 7")])
 def test_a_failing_back_end_is_replaced_in_the_middle(oracle, error):
     """Ids before and after are the oracle's; the reason is kept."""
     encoder = CheckedEncoder(oracle, Wrong(oracle, "poison", error))
-    encoder.check([pa.array(TEXTS)])
     texts = [*TEXTS[:50], "poison", *TEXTS[50:]]
     for begin in range(0, len(texts), 20):
         part = texts[begin : begin + 20]
@@ -232,45 +223,24 @@ def test_texts_of_added_tokens_go_to_the_oracle(oracle, added):
 
 
 @settings(max_examples=100, deadline=None)
-@given(st.lists(st.lists(st.text("aé字😀 ", max_size=30), max_size=40), max_size=4))
-def test_the_sample_is_spread_and_holds_the_exotic(parts):
-    """One whole text; first and last, each once, and the texts with most bytes beyond ASCII."""
-    texts = [text for part in parts for text in part]
-    arrays = [pa.array(part, pa.string()) for part in parts]
-    sample = sample_of(arrays)
-    assert sample == sample_of(arrays)
-    if not texts:
-        assert sample == []
-        return
-    (whole, begin, end), *pieces = sample
-    assert texts[whole][begin:end] == texts[whole]
-    chosen = [place for place, *_ in pieces]
-    assert len(set(chosen)) == len(chosen) == min(len(chosen), 24)
-    assert {0, len(texts) - 1} <= set(chosen)
-    exotic = [len(text.encode()) - len(text) for text in texts]
-    best = sorted(exotic, reverse=True)[:8]
-    picked = sorted((exotic[place] for place in chosen), reverse=True)[:8]
-    assert picked[: len(best)] == best[: len(picked)]
-    assert backends._pieces(arrays, sample).to_pylist() == [texts[p][b:e] for p, b, e in sample]
+@given(st.lists(st.text("aé字😀 ", max_size=30), max_size=80))
+def test_documents_to_compare_are_spread_and_exotic(texts):
+    """First and last, each once, and the documents with most bytes beyond ASCII; all whole."""
+    found = to_compare(pa.array(texts, pa.string())).to_pylist()
+    assert len(found) == min(len(found), 24, len(texts))
+    assert set(found) <= set(texts)
+    if texts:
+        assert {texts[0], texts[-1]} <= set(found)
+        exotic = sorted((len(text.encode()) - len(text) for text in texts), reverse=True)
+        picked = sorted((len(text.encode()) - len(text) for text in found), reverse=True)
+        assert picked[:8] == exotic[: len(picked)][:8]
 
 
-def test_the_sample_of_long_documents_is_bounded_and_from_inside():
-    """Pieces of no more than 64 KiB or 1 % together, and a whole document if one is short."""
-    texts = pa.array(["字" * 400_000] * 20 + ["é" * 300_000])
-    whole, *pieces = sample_of([texts])
-    assert whole == (20, 0, 300_000)
-    assert all(end - begin == 2048 for _, begin, end in pieces)
-    assert len({begin for _, begin, _ in pieces}) == len(pieces) > 10
-    assert 2048 * 3 * len(pieces) <= 246_000
-
-
-@pytest.mark.parametrize("documents", [1, 40])
-def test_a_difference_far_inside_a_document_is_found(oracle, documents):
-    """Where the head of no document shows it."""
-    texts = ["words " * 2000 + "héllo " * 1000] * documents
-    encoder = CheckedEncoder(oracle, Wrong(oracle, "héllo"))
-    encoder.check([pa.array(texts)])
-    assert encoder.record()["fell_back"]
+def test_documents_to_compare_are_bounded():
+    """256 KiB together; of texts that are all longer, the beginning of the shortest."""
+    texts = pa.array(["x" * 100_000] * 20 + ["é" * 400_000])
+    assert len(to_compare(texts)) == 2
+    assert to_compare(texts[20:]).to_pylist() == ["é" * (256 << 10)]
 
 
 def test_nulls_and_slices():
