@@ -30,11 +30,9 @@ class BlockShuffle:
     """A shuffle, different in every epoch, whose reads stay inside a window.
 
     Attributes:
-        sequences: rows in the set.
         io_block_size: neighbouring rows that stay together until the second permutation.
         window_blocks: blocks whose rows are permuted together; a loader that caches a window of
             `io_block_size * window_blocks` sequences reads every row from storage once per epoch.
-        seed: any integer.
     """
 
     sequences: int
@@ -51,15 +49,10 @@ class BlockShuffle:
 
     @property
     def blocks(self) -> int:
-        """Blocks in the set; the last one may be short."""
         return -(-self.sequences // self.io_block_size)
 
     def rows(self, positions: np.ndarray) -> np.ndarray:
-        """The row at each global position (int64, non-negative); epochs follow one another.
-
-        Neighbouring positions, such as those of a batch, are looked up in cached tables of up to
-        4,096 rows; scattered positions are computed without tables.
-        """
+        """The row at each global position (int64, non-negative); epochs follow one another."""
         positions = np.asarray(positions, np.int64)
         if not positions.size:
             return positions.copy()

@@ -23,15 +23,7 @@ from pipeline.store import storage
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """Tokens that are shuffled together.
-
-    Attributes:
-        name: used in error messages.
-        shards: the source's shards, in order.
-        io_block_size: neighbouring rows that are moved together, see `BlockShuffle`.
-        window_blocks: blocks whose rows are permuted together, see `BlockShuffle`.
-        seed: seed of the shuffle.
-    """
+    """Tokens that are shuffled together."""
 
     name: str
     shards: tuple[TokenShard, ...]
@@ -45,14 +37,9 @@ class DatasetSpec:
     """A data set in plain values; equal specs give the same order of rows.
 
     Attributes:
-        sources: at least one.
         phases: mixture phases, each with the weights of the sources from its start on; empty draws
             from every source in proportion to its rows.
-        sequence_length: tokens in a row.
-        vocab_size: vocabulary size of the tokenizer, the same for all sources.
-        eos_id: the id that ends a document.
         tokenizer: SHA-256 of that tokenizer, checked against every shard; "" skips the check.
-        seed: seed of the mixture.
         masked: whether stored ids carry a loss mask: an id of `vocab_size` or more is the token
             `id - vocab_size`, whose prediction is excluded from the loss.
     """
@@ -84,12 +71,7 @@ def epochs(spec: DatasetSpec, rows: int) -> tuple[float, ...]:
 class Dataset:
     """The rows of a spec. Safe to read from several threads; a context manager.
 
-    Args:
-        spec: what to read; the constructor reads no storage.
-
     Attributes:
-        spec: as given.
-        sequence_length: tokens in a row.
         sequences: rows of all sources together; with a single source, one epoch.
         is_local: whether every shard is on a local file system.
 
@@ -118,14 +100,7 @@ class Dataset:
         self._mixture = _mixture(spec, counts)
 
     def rows(self, positions: np.ndarray) -> np.ndarray:
-        """The row at each position: int64 (n,), rows of all sources numbered consecutively.
-
-        Args:
-            positions: int64 (n,), 0 or more, without an upper bound.
-
-        Raises:
-            IndexError: a position is negative.
-        """
+        """The row at each position: int64 (n,), rows of all sources numbered consecutively."""
         positions = np.asarray(positions, np.int64)
         if self._mixture is None:
             return self._orders[0].rows(positions)
@@ -138,10 +113,7 @@ class Dataset:
         return rows
 
     def read_rows(self, rows: np.ndarray) -> np.ndarray:
-        """The tokens of rows, numbered as by `rows`: int32 (n, sequence_length).
-
-        Raises as `SequenceReader.read`.
-        """
+        """The tokens of rows, numbered as by `rows`: int32 (n, sequence_length)."""
         return self._rows.read(rows)
 
     def read(self, positions: np.ndarray) -> np.ndarray:
@@ -149,7 +121,6 @@ class Dataset:
         return self.read_rows(self.rows(positions))
 
     def close(self) -> None:
-        """Close the open files; a later read opens them again."""
         self._tokens.close()
 
     def __enter__(self) -> Dataset:

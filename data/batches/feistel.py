@@ -39,12 +39,7 @@ def derive_key(*parts: int | str) -> int:
 
 
 class FeistelPermutation:
-    """A bijection of [0, size), chosen by `key`.
-
-    Args:
-        size: 1 to 2^62.
-        key: any integer; only its low 64 bits are used.
-    """
+    """A bijection of [0, size), chosen by `key`."""
 
     def __init__(self, size: int, key: int) -> None:
         if not 1 <= size <= 1 << 62:

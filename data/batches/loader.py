@@ -44,19 +44,10 @@ class Loader:
     it for long. A context manager: leaving it closes the loader, not the data set.
 
     Args:
-        dataset: the data set to read.
-        batch_size: sequences in a global batch.
         rows: indices of the batch's sequences that this process reads, ascending; None for all.
             When several processes share a batch, each reads the rows of its own devices.
-        start_batch: number of the first batch.
         stop_batch: number of the batch to end before; None never ends, since the order is endless.
-        first: position of batch 0's first sequence.
-        prefetch_batches: most batches to prefetch.
-        prefetch_bytes: most bytes to prefetch (4 per token).
         threads: reader threads; None: 8 for shards on local disks, 16 for object stores.
-
-    Raises:
-        InputError: `rows` are not indices of the batch, or a size is out of range.
     """
 
     def __init__(
@@ -154,12 +145,10 @@ class Loader:
             self._next += size
 
     def _work(self) -> None:
-        """Body of a thread: read group after group, until closed."""
         while (group := self._groups.get()) is not None:
             self._read(group)
 
     def _read(self, group: _Group) -> None:
-        """Read the batches of a group and resolve their futures."""
         group = [(number, future) for number, future in group if not future.cancelled()]
         if not group:
             return

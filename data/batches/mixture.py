@@ -45,10 +45,6 @@ class MixturePhase:
     Attributes:
         start: first position of the phase, in sequences from the beginning of training.
         weights: a share for every source, in any unit; 0 leaves a source out.
-
-    Raises:
-        InputError: `start` is negative, or `weights` are not finite numbers of 0 or more with one
-            above 0.
     """
 
     start: int
@@ -68,16 +64,7 @@ class MixturePhase:
 
 
 class Mixture:
-    """The source and sequence for each position of training. Safe to use from several threads.
-
-    Args:
-        phases: the phases in order of their starts, the first from 0.
-        seed: any integer.
-
-    Raises:
-        InputError: no phases, starts that do not ascend from 0, or weights for different numbers
-            of sources.
-    """
+    """The source and sequence for each position of training. Safe to use from several threads."""
 
     def __init__(self, phases: Sequence[MixturePhase], seed: int) -> None:
         _check(phases)
@@ -102,14 +89,8 @@ class Mixture:
         A source's indices therefore count its sequences from 0 across all phases: every (source,
         index) pair occurs exactly once.
 
-        Args:
-            positions: int64 (n,), 0 or more, in any order.
-
         Returns:
             source int64 (n,), index int64 (n,).
-
-        Raises:
-            IndexError: a position is negative.
         """
         positions = np.asarray(positions, np.int64)
         if positions.size and positions.min() < 0:

@@ -42,7 +42,6 @@ class Packing(NamedTuple):
 
     @property
     def row_count(self) -> int:
-        """Number of rows."""
         return int(self.rows[-1]) + 1 if len(self.rows) else 0
 
     @property
@@ -57,10 +56,6 @@ def pack(offsets: np.ndarray, length: int) -> Packing:
     Args:
         offsets: int64 (documents + 1,), ascending: the start of each document in the stream and the
             end of the last. A document includes its EOS.
-        length: tokens in a row.
-
-    Raises:
-        InputError: `length` is below 2, or `offsets` do not ascend.
     """
     starts, lengths, rests = _cut(offsets, length)
     rows = np.concatenate([np.arange(len(starts)), len(starts) + _best_fit(rests[1], length - 1)])
@@ -73,14 +68,7 @@ def pack(offsets: np.ndarray, length: int) -> Packing:
 
 
 def fill(packing: Packing, tokens: np.ndarray, length: int, eos_id: int) -> np.ndarray:
-    """The rows: [rows, length], dtype of `tokens`, padded with EOS.
-
-    Args:
-        packing: packing of these documents into rows of `length`.
-        tokens: (tokens,), the concatenated documents.
-        length: tokens in a row.
-        eos_id: the padding id.
-    """
+    """The rows: [rows, length], dtype of `tokens`, padded with EOS."""
     filled = np.full(packing.row_count * length, eos_id, tokens.dtype)
     places = packing.rows * length + packing.places
     pieces = (packing.starts.tolist(), packing.lengths.tolist(), places.tolist())
@@ -101,10 +89,7 @@ def documents_cut_by_joining(offsets: np.ndarray, length: int) -> int:
 
 
 def rows_of_next_fit(offsets: np.ndarray, length: int) -> int:
-    """Number of rows of next-fit packing: a document that does not fit the open row opens the next.
-
-    Documents longer than a row are cut as `pack` cuts them.
-    """
+    """Rows of next-fit packing, in which a document that does not fit the open row opens another."""
     starts, _, (_, rests) = _cut(offsets, length)
     rows, free = len(starts), 0
     for size in rests.tolist():

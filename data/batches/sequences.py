@@ -20,11 +20,7 @@ from pipeline.errors import InputError
 
 
 def row_count(shard_tokens: Sequence[int] | np.ndarray, length: int) -> int:
-    """Number of whole rows of `length` in a source whose shards have `shard_tokens` tokens.
-
-    Raises:
-        InputError: `length` below 1.
-    """
+    """Number of whole rows of `length` in a source whose shards have `shard_tokens` tokens."""
     if length < 1:
         raise InputError(f"sequence_length={length}: expected at least 1; give a longer one")
     return int(np.sum(np.asarray(shard_tokens, np.int64))) // length
@@ -34,18 +30,11 @@ class SequenceReader:
     """Random access to the rows of a token array. Safe to read from several threads.
 
     Args:
-        tokens: the tokens of all shards.
-        length: tokens in a row.
         sources: number of consecutive shards of each source; rows are numbered source by source.
             None: all shards are one source.
 
     Attributes:
         counts: rows of each source.
-        count: rows in all.
-        length: tokens in a row.
-
-    Raises:
-        InputError: `length` below 1.
     """
 
     def __init__(
@@ -80,16 +69,11 @@ class SequenceReader:
     def read(self, rows: np.ndarray) -> np.ndarray:
         """The tokens of rows in any order, with or without repeats.
 
-        Args:
-            rows: int64 (n,), from 0 to `count` - 1.
-
         Returns:
             int32 (n, length).
 
         Raises:
             IndexError: a row does not exist.
-            CorruptOutput: a shard is not what was written.
-            StorageError: the store failed or did not answer.
         """
         rows = np.asarray(rows, np.int64)
         if rows.size and (rows.min() < 0 or rows.max() >= self.count):

@@ -70,12 +70,7 @@ def checksum(data: bytes | np.ndarray) -> int:
 
 
 class ChunkChecker:
-    """Checks whether records, as read, are the chunks that were written.
-
-    Args:
-        dtype: dtype of the tokens.
-        most: most records that one call checks.
-    """
+    """Checks whether records, as read, are the chunks that were written."""
 
     def __init__(self, dtype: np.dtype, most: int) -> None:
         # The CRC register after data followed by its own CRC is a constant, the residue. So the CRC
@@ -134,7 +129,6 @@ def unseal(data: bytes, dtype: np.dtype) -> np.ndarray | None:
 
 
 def tokens_metadata(tokens: int, dtype: np.dtype, attributes: dict[str, Any]) -> dict[str, Any]:
-    """The parsed zarr.json of the tokens array."""
     sealed = _sealed_codecs()
     sharding = {"chunk_shape": [CHUNK], "codecs": sealed, "index_codecs": sealed}
     codec = {"name": "sharding_indexed", "configuration": sharding}

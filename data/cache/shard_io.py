@@ -60,14 +60,11 @@ def open_files(directory: str, size: int | None = None) -> ShardFiles:
     """The files of the shard in `directory`.
 
     Args:
-        directory: a local path, or a URL of gs:// or s3://.
         size: bytes of the tokens' data file, required for reading ranges of it. A local file of
             another size is refused at once.
 
     Raises:
-        InputError: `directory` is not on a supported store.
         CorruptOutput: the local data file is missing or has another size.
-        StorageError: the disk failed.
     """
     if storage.is_local(directory):
         return LocalFiles(directory, size)
@@ -75,11 +72,7 @@ def open_files(directory: str, size: int | None = None) -> ShardFiles:
 
 
 def store_spec(directory: str) -> dict[str, Any]:
-    """The TensorStore spec of the key-value store whose keys are the files of a directory.
-
-    Raises:
-        InputError: the store is not supported.
-    """
+    """The TensorStore spec of the key-value store whose keys are the files of a directory."""
     if storage.is_local(directory):
         return {"driver": "file", "path": storage.local_path(directory).rstrip("/") + "/"}
     scheme, _, place = directory.partition("://")
@@ -176,11 +169,7 @@ class Bucket:
     """A key-value store of TensorStore whose keys are the files of a directory.
 
     Args:
-        directory: its name in error messages.
-        spec: from `store_spec`.
         context: limits and retries; None for TensorStore's defaults.
-        seconds: the longest wait for a response.
-        writing: as for `wait`.
     """
 
     def __init__(
@@ -196,7 +185,6 @@ class Bucket:
         self._store = self._wait(ts.KvStore.open(spec, context=context))
 
     def write(self, name: str, content: bytes) -> None:
-        """Write a file."""
         self._wait(self._store.write(name, content))
 
     def request(self, name: str, **options: Any) -> Callable[[], bytes | None]:

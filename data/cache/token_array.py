@@ -64,8 +64,6 @@ class TokenArray:
     """Random access to the tokens of many shards. Safe to read from several threads.
 
     Args:
-        shards: all shards, in order.
-        vocab_size: vocabulary size of the tokenizer; ids are below it.
         tokenizer_digest: SHA-256 that the shards' tokenizer must have; "" accepts any.
     """
 
@@ -101,7 +99,6 @@ class TokenArray:
         self.close()
 
     def close(self) -> None:
-        """Close the files; a later read opens them again."""
         with self._lock:
             self._files.clear()
 
@@ -114,12 +111,7 @@ class TokenArray:
         """Windows of the joined array, which may cross shard boundaries.
 
         Args:
-            starts: int64 (n,), index of each window's first token.
-            length: tokens in a window.
             out: int32 (n, length), contiguous, to fill and return; None allocates one.
-
-        Returns:
-            int32 (n, length).
 
         Raises:
             IndexError: a window is not inside the array.

@@ -44,8 +44,6 @@ class TokenShard(NamedTuple):
     """One shard of a `TokenArray`.
 
     Attributes:
-        directory: a local path or a URL of gs:// or s3://.
-        tokens: number of tokens in the shard.
         check: `ShardCounts.check` of the shard; "" if it is not known, in which case another intact
             shard of the same size in its place is not detected.
     """
@@ -60,9 +58,6 @@ class ShardCounts:
     """Sizes, digests and id counts of a written shard.
 
     Attributes:
-        tokens: number of ids in the shard, EOS included.
-        documents: number of documents.
-        bytes_on_disk: bytes of the shard's files.
         digest: hex SHA-256 over tokens, offsets, dtype and counts.
         check: hex SHA-256 of the shard's checksums, which identifies the shard to readers.
         counts: int64[vocab], occurrences of each id.
@@ -94,7 +89,6 @@ def write_shard(
         directory: an empty directory: an absolute local path or a URL of gs:// or s3://.
         documents: batches of (concatenated ids of the batch's documents, number of ids of each
             document), as `TextTokenizer.encode_batch` returns them.
-        vocab_size: ids are below it.
         eos_id: the id that ends a document and occurs nowhere else; None appends no id.
         bos_id: the id to put before a document; None, or EOS, which begins the next one, for none.
         tokenizer_digest: SHA-256 of the tokenizer, kept in the shard's attributes.
@@ -140,24 +134,15 @@ def write_shard(
 def read_offsets(directory: str, check: str = "") -> np.ndarray:
     """The start of each document and the end of the last: int64[documents + 1].
 
-    Args:
-        directory: the shard's directory.
-        check: `ShardCounts.check`; "" if it is not known.
-
     Raises:
         CorruptOutput: the offsets are missing, or not what was written.
-        StorageError: the store failed.
     """
     files = open_files(directory)
     return _offsets(files, read_head(files, check))
 
 
 def unigram_entropy(counts: np.ndarray) -> float:
-    """Unigram entropy in nats per token: the loss of a model that predicts frequencies alone.
-
-    Args:
-        counts: occurrences of each id, summed over shards.
-    """
+    """Unigram entropy in nats per token: the loss of a model that predicts frequencies alone."""
     total = int(counts.sum())
     if total == 0:
         raise InputError("unigram entropy: no tokens were counted; tokenise some documents first")
@@ -247,12 +232,7 @@ def _does_not_read_back(directory: str, error: CorruptOutput) -> StorageError:
 def _read_back(
     files: ShardFiles, check: str, about: dict[str, dict[str, Any]], offsets: np.ndarray
 ) -> int:
-    """Read and verify every byte of a new shard; returns the number of bytes.
-
-    Raises:
-        CorruptOutput: the bytes are not what was given, or not where readers expect them.
-        StorageError: the store failed.
-    """
+    """Read and verify every byte of a new shard; returns the number of bytes."""
     size = sum(_check_metadata(files, array, expected) for array, expected in about.items())
     head = read_head(files, check)
     for _ in _blocks(files.directory, head):
@@ -333,9 +313,6 @@ class ArrayWriter:
 
     However the block ends, no write is in flight afterwards, unless the store did not answer within
     the timeout.
-
-    Args:
-        directory: a local path or a URL of gs:// or s3://.
     """
 
     def __init__(self, directory: str) -> None:
@@ -349,9 +326,6 @@ class ArrayWriter:
         Args:
             arrays: parsed zarr.json and values of each array, by name. The values are not copied
                 and must not change until the `with` block ends.
-
-        Raises:
-            StorageError: an array exists already, or the store failed.
         """
         opening = [self._open(name, metadata) for name, (metadata, _) in arrays.items()]
         self._begun += opening

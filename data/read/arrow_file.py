@@ -24,10 +24,7 @@ _blocks: set[weakref.ref[memoryview]] = set()
 
 @contextmanager
 def arrow_file(handle: IO[bytes] | AbstractBufferedFile) -> Iterator[pa.NativeFile]:
-    """A Python file as an Arrow file, closed and released by Arrow when the context ends.
-
-    Arrow may hold blocks for longer; at exit the process waits up to 2 seconds for their release.
-    """
+    """A Python file as an Arrow file, closed and released by Arrow when the context ends."""
     source = pa.PythonFile(_Counted(handle), mode="r")
     try:
         yield source

@@ -37,7 +37,6 @@ class _Footer(NamedTuple):
 
 
 def cut(url: str, state: FileState, fields: Fields, target_bytes: int) -> list[Unit]:
-    """The file as its only unit."""
     del target_bytes
     with _open(url, state) as source:
         source.seek(_FIRST if _footer(source) else 0)
@@ -52,7 +51,6 @@ def open_batches(unit: Unit, columns: Sequence[str]) -> Iterator[Iterator[pa.Rec
 
     Raises:
         InputError: the file is missing, changed or damaged (also later, in the context).
-        StorageError: the store does not answer.
     """
     with _open(unit.file, FileState(unit.size, unit.version)) as source:
         yield _batches(source, columns)

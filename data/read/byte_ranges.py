@@ -41,7 +41,6 @@ class FileState(NamedTuple):
     """A file's size and version, by which a change is detected.
 
     Attributes:
-        size: bytes.
         version: the hub's object id, an ETag, a generation, or a local file's modification time; ""
             if the store gives none.
     """
@@ -55,7 +54,6 @@ def file_state(url: str) -> FileState:
 
     Raises:
         InputError: the file is missing (`NotThere`), not permitted, or of unknown size.
-        StorageError: the store does not answer.
     """
     fs, path = storage.filesystem(_address(url))
     if isinstance(fs, LocalFileSystem):
@@ -80,12 +78,10 @@ def open_ranges(url: str, state: FileState | None = None) -> IO[bytes]:
     """The file for reading by range; opening it fetches no content.
 
     Args:
-        url: URL of the file.
         state: the state that the file must have; None for its current state.
 
     Raises:
         InputError: the file is missing, or its state differs (also when read).
-        StorageError: the store does not answer (also when read).
     """
     fs, path = storage.filesystem(_address(url))
     if isinstance(fs, LocalFileSystem):
@@ -124,7 +120,6 @@ class RangeFile(AbstractBufferedFile):
 
 
 def changed(url: str) -> InputError:
-    """The error for a file that changed while it was in use."""
     return InputError(
         f"{redact(url)}: the source changed while it was read; pin a revision "
         "(hf://datasets/owner/name@<commit>/...) or leave the files as they are, and run again"
@@ -139,7 +134,6 @@ def _no_ranges(url: str) -> InputError:
 
 
 def protocol(fs: Any) -> str:
-    """The scheme of a filesystem's URLs."""
     return fs.protocol if isinstance(fs.protocol, str) else fs.protocol[0]
 
 
@@ -234,8 +228,6 @@ def _on_web(fs: Any, call: Callable[..., Any], path: str, left: float, **options
 
 
 class _HubFile:
-    """One file of a repository on the hub."""
-
     def __init__(self, fs: Any, path: str, url: str, state: FileState) -> None:
         from huggingface_hub import hf_hub_url
         from huggingface_hub.utils import parse_hf_uri
@@ -252,7 +244,6 @@ class _HubFile:
         self._tag = ""
 
     def fetch(self, start: int, stop: int, left: float) -> bytes:
-        """Bytes start .. stop - 1 by one request, without retries."""
         from huggingface_hub import get_session
         from huggingface_hub.utils import build_hf_headers
 

@@ -53,12 +53,7 @@ def compression(url: str) -> str:
 
 
 def kind_of(url: str, state: FileState) -> Kind:
-    """The format of the file; an unknown extension means text, or Parquet or Arrow by first bytes.
-
-    Raises:
-        InputError: the format is not supported.
-        StorageError: the store does not answer.
-    """
+    """The format by the extension; if that is unknown, Parquet or Arrow by first bytes, else text."""
     if (kind := kind_by_name(url)) is not None:
         return kind
     with open_ranges(url, state) as file:
@@ -69,11 +64,7 @@ def kind_of(url: str, state: FileState) -> Kind:
 
 
 def kind_by_name(url: str) -> Kind | None:
-    """The format by the extension; None if only the first bytes can show it.
-
-    Raises:
-        InputError: the format is not supported.
-    """
+    """The format by the extension; None if only the first bytes can show it."""
     ending, packed = _endings(url)
     if ending in _REFUSED:
         raise InputError(
@@ -95,7 +86,6 @@ def open_stream(url: str, state: FileState, begin: int = 0) -> Iterator[IO[bytes
 
     Raises:
         InputError: the file is missing, changed, or a corrupt compressed file (also when read).
-        StorageError: the store does not answer (also when read).
     """
     packed = compression(url)
     if packed and not state.size:
@@ -163,7 +153,6 @@ def _gunzip(raw: IO[bytes]) -> Iterator[bytes]:
 
 
 def _unzstd(raw: IO[bytes]) -> Iterator[bytes]:
-    """The content of all zstd frames."""
     import pyarrow as pa
 
     from data.read.arrow_file import arrow_file

@@ -27,8 +27,6 @@ class RowSpan:
     """Rows of one row group.
 
     Attributes:
-        file: URL of the Parquet file.
-        row_group: its index.
         begin, end: first row of the span in it, and the row after the last.
     """
 
@@ -46,8 +44,6 @@ class Layout:
         column: column of the ids, one list of integers per row.
         mask_column: column of lists of booleans or integers, one per id: 0 excludes a token's
             prediction from the loss; None for no mask.
-        length: most ids in a row.
-        vocab_size: ids are below it.
         padding: an id that is never predicted; None for none.
     """
 
@@ -59,7 +55,6 @@ class Layout:
 
     @property
     def columns(self) -> list[str]:
-        """The columns to read."""
         return [self.column] if self.mask_column is None else [self.column, self.mask_column]
 
 
@@ -68,7 +63,6 @@ def list_spans(source: str, layout: Layout) -> list[RowSpan]:
 
     Raises:
         InputError: no file matches, or a file lacks the columns of lists of integers.
-        StorageError: the store does not answer.
     """
     files = [url for url, _ in list_files(source)]
     with ThreadPoolExecutor(min(FOOTERS_AT_ONCE, len(files))) as pool:
@@ -111,7 +105,6 @@ def read_rows(span: RowSpan, layout: Layout) -> Iterator[np.ndarray]:
     Raises:
         InputError: a null, a row that is longer than `length`, an id outside the vocabulary, or a
             mask of another length than its row.
-        StorageError: the store does not answer.
     """
     at = 0
     where = f"{redact(span.file)}: row group {span.row_group}"
@@ -179,7 +172,6 @@ def divide(
     Neighbouring rows, which may be similar, stay in one split, except in one row group per split.
 
     Args:
-        spans: all spans of the source.
         order: a permutation of their indices.
         splits: (split, rows) in the order of filling; the rest is "train".
 

@@ -67,7 +67,6 @@ def cut(url: str, state: FileState, fields: Fields, target_bytes: int) -> list[U
 
 
 def read(unit: Unit, columns: Sequence[str]) -> Iterator[Rows]:
-    """The rows of a unit with `columns`."""
     state = FileState(unit.size, unit.version)
     decoder = _decoder(unit)
     rows: list[Any] = []
@@ -113,7 +112,6 @@ def _decoder(unit: Unit) -> msgspec.json.Decoder:
 def _rows(
     unit: Unit, rows: list[Any], begins: list[int], invalid: dict[int, str], columns: Sequence[str]
 ) -> Rows:
-    """The decoded lines, of which None is an invalid one."""
     texts = pa.array([row and row.text for row in rows], pa.string())
     found: dict[str, pa.Array] = {"text": texts} if unit.id is None or "text" in columns else {}
     if "id" in columns and unit.id is not None:

@@ -53,12 +53,10 @@ def find_files(
     """(URL, state) of every file of a source, sorted by name; None if the listing has no state.
 
     Args:
-        source: see `data.source`.
         accept: whether to read a file in a folder, or of a pattern that ends in *, by its name.
 
     Raises:
         InputError: no file matches, access is not permitted, or `source` is not a URL.
-        StorageError: the store could not be listed.
     """
     if source.startswith(PYTHON_DOCS):
         return [(source, file_state(source))]
@@ -75,13 +73,11 @@ def list_source(source: str, seconds: float, accept: Accept = is_document_file) 
     """The current files of a source, with digests as the module docstring describes.
 
     Args:
-        source: see `data.source`.
         seconds: deadline of requests to the store. Digesting local files has no deadline.
         accept: as in `find_files`.
 
     Raises:
         InputError: no file matches, access is not permitted, or `source` is not a URL.
-        StorageError: the store does not answer.
     """
     if source.startswith(PYTHON_DOCS):
         check_documentation(source)

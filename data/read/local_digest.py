@@ -64,11 +64,7 @@ class _Known:
 
 
 def digest_files(paths: Iterable[str]) -> dict[str, tuple[int, str]]:
-    """(size, digest) of each file, by path.
-
-    Raises:
-        InputError: a file is missing or cannot be read.
-    """
+    """(size, digest) of each file, by path."""
     paths = list(paths)
     cache = _cache_file(paths)
     known = _load(cache)
@@ -120,7 +116,6 @@ def _without_waiting(path: str, flags: int) -> int:
 
 
 def _all(file: int) -> str:
-    """BLAKE2b-128 of all bytes of an open file."""
     digest, start = hashlib.blake2b(digest_size=16), 0
     while piece := os.pread(file, WHOLE, start):
         digest.update(piece)

@@ -41,13 +41,11 @@ def open_parquet(url: str, state: FileState | None = None) -> Iterator[pq.Parque
     """The Parquet file at a URL, which fetches only the bytes that are read.
 
     Args:
-        url: URL of the file.
         state: the state that the file must have, see `data.read.byte_ranges`; with it the footer is
             cached.
 
     Raises:
         InputError: the file is missing, changed, not Parquet or corrupt.
-        StorageError: the store does not answer.
     """
     try:
         footer = _footer(url, state) if state is not None and state.version else None
@@ -143,8 +141,6 @@ def row_groups(
     """(rows, uncompressed bytes of the text, bytes in the file of the columns) by row group.
 
     Args:
-        url: the file's name in messages.
-        footer: the file's footer, of which `check_footer` is content.
         text, wanted: paths of the text column and of the columns to read.
 
     Raises:

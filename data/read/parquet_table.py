@@ -54,7 +54,6 @@ class TableWriter:
             self._file.close()
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Append a batch of the writer's schema."""
         self._pending.append(batch)
         self._pending_bytes += batch.nbytes
         if self._pending_bytes >= _ROW_GROUP_BYTES:
@@ -71,11 +70,6 @@ def read_table(
 ) -> Iterator[pa.RecordBatch]:
     """The rows of a file that `TableWriter` wrote, every page checked against its checksum.
 
-    Args:
-        url: the file.
-        columns: names of the columns to read; all by default.
-        row_groups: indices of the row groups to read; all by default.
-
     Raises:
         CorruptOutput: the file is missing, truncated or changed.
     """
@@ -90,11 +84,7 @@ def read_table(
 
 
 def count_row_groups(url: str) -> int:
-    """Number of row groups of a file that `TableWriter` wrote, from its footer.
-
-    Raises:
-        CorruptOutput: the file is missing, truncated or changed.
-    """
+    """Number of row groups of a file that `TableWriter` wrote, from its footer."""
     with _as_corrupt(url), storage.open_read(url) as handle, pq.ParquetFile(handle) as file:
         return file.num_row_groups
 
@@ -124,5 +114,4 @@ def is_corrupt(error: Exception) -> bool:
 
 
 def one_line(error: Exception) -> str:
-    """The first line of an error's message, or its class name if it has none."""
     return str(error).strip().split("\n")[0] or type(error).__name__

@@ -112,7 +112,6 @@ def docstrings(source: str) -> Iterator[str]:
 
 
 def module_documents(library: Path) -> Iterator[tuple[str, str]]:
-    """(id, text) of every module with docstrings under a folder, sorted by path."""
     seen: set[str] = set()
     for path in _library_files(library):
         texts = []

@@ -65,11 +65,7 @@ class _Verdict:
 
 
 def patience() -> float:
-    """Deadline of one request with its retries, in seconds; `PONENTE_SOURCE_SECONDS` overrides it.
-
-    Raises:
-        InputError: the variable is not a number of seconds.
-    """
+    """Deadline of one request with its retries, in seconds; `PONENTE_SOURCE_SECONDS` overrides it."""
     return retry.seconds_of(PATIENCE_VARIABLE, GIVE_UP_SECONDS)
 
 
@@ -86,7 +82,6 @@ def with_retries(what: str, action: Callable[[float], _T], seconds: float | None
 
     Args:
         what: the request's name in messages, such as "hf://...: bytes 0-99"; it is redacted.
-        action: raises an exception on failure. A `PonenteError` is not retried.
         seconds: deadline of all retries; None or more than `patience()` means `patience()`.
 
     Raises:
@@ -152,7 +147,6 @@ def run_with_timeout(seconds: float, action: Callable[[], _T]) -> _T:
 
 
 def _judge(error: Exception) -> _Verdict:
-    """Classify a client's exception."""
     cause: BaseException | None = error
     # fsspec's HTTP client raises FileNotFoundError for any failed lookup, caused by the real error.
     for _ in range(_DEEPEST):

@@ -22,11 +22,6 @@ def grouped(
     """The units in order: neighbours for which `joins` in groups, every other unit alone.
 
     The units of a group all have a `token_count`, or none of them has.
-
-    Args:
-        units: the units.
-        joins: whether a unit may be in a group.
-        most_units, most_bytes: limits of a group; bytes are of text.
     """
     found: list[Unit] = []
     size = 0

@@ -36,7 +36,6 @@ def cut(url: str, state: FileState, fields: Fields, target_bytes: int) -> list[U
 
 
 def read(units: Sequence[Unit], columns: Sequence[str]) -> Iterator[Rows]:
-    """The documents, with `text` and, if it is among `columns`, `token_count`."""
     texts: list[str | None] = []
     invalid: dict[int, str] = {}
     first = size = 0

@@ -20,10 +20,8 @@ class Fields(NamedTuple):
     """The source's names for the fields of a document.
 
     Attributes:
-        text: column or key of the text.
         id: column or key of the id, which must exist; None uses "id" if it exists, and otherwise an
             id computed from the text.
-        score: column or key of a number that may be used for selection.
         skip_nulls: skip and count rows in which one of these fields is null.
         skip_invalid: skip and count rows that are no document, such as a line that is not JSON, a
             text that is not UTF-8 or an impossible count. A damaged file is refused all the same.
@@ -41,18 +39,11 @@ class Unit:
     """A part of one source file: row groups of Parquet, lines, or the whole file.
 
     Attributes:
-        file: URL of the file.
         row_groups: indices of the Parquet row groups, ascending and adjacent; (0,) for other kinds.
         rows: number of documents; -1 if it is only known after reading.
         text_bytes: for Parquet the uncompressed bytes of the text column by the footer (a few bytes
             per document more than the text itself), else about the bytes read.
-        id: the file's name for the id; None for ids computed from the text.
-        text: the file's name for the text.
-        counted: whether the file has a `token_count`.
-        score: the file's name for the score, a number; None if it has none.
         size: bytes of the file when it was divided into units; 0 if not known.
-        version: the file's version then, see `data.read.byte_ranges.FileState`.
-        kind: the file's format, see `data.read.formats`.
         begin, end: range of bytes; the unit has the lines that begin in it; 0 and 0 for all lines.
         skip_nulls, skip_invalid: skip rows with a null, and rows that are no document.
     """

@@ -67,8 +67,6 @@ def converted(field: str, name: str, column: pa.Array) -> tuple[pa.Array, dict[i
     """(values as a document has them, what is wrong with a row by its index) of one column.
 
     Args:
-        field: `id` or `text` (string), `token_count` (int64) or `score` (float64).
-        name: the file's name for it, for messages.
         column: of `pieces`; a wrong value becomes null.
     """
     if field == "score":  # float64 may round an integer; that does not matter for selection
@@ -93,7 +91,6 @@ def impossible_counts(batch: pa.RecordBatch, most_tokens: int) -> dict[int, str]
     """What is wrong with a row's `token_count`, by row; nulls are not looked at.
 
     Args:
-        batch: `token_count`, if present, is int64.
         most_tokens: upper bound of a document's tokens if its text was not read.
     """
     if "token_count" not in batch.schema.names:

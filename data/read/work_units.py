@@ -59,7 +59,6 @@ class RowGroup(NamedTuple):
     """Sizes of a row group, from the footer of its file.
 
     Attributes:
-        rows: number of documents.
         text_bytes: uncompressed bytes of the text column.
         compressed_bytes: bytes in the file of the columns id, text, token count and score.
     """
@@ -70,12 +69,7 @@ class RowGroup(NamedTuple):
 
 
 def list_files(source: str) -> list[tuple[str, int]]:
-    """(URL, bytes) of every file of a source, sorted by name; opens no file.
-
-    Raises:
-        InputError: no file matches, or access is not permitted.
-        StorageError: the store could not be listed.
-    """
+    """(URL, bytes) of every file of a source, sorted by name; opens no file."""
     return [(url, state.size) for url, state in _found(source)]
 
 
@@ -89,15 +83,8 @@ def list_units(
     """The units of a source, sorted by file name and by position in the file.
 
     Args:
-        source: see `data.source`.
-        fields: the source's names of the fields.
         target_bytes: a unit ends with the row group or line that reaches this many bytes of text.
         progress: called with (files done, files), after every file, or every few of many files.
-
-    Raises:
-        InputError: no file matches, a file cannot be read, a column is missing or of another type,
-            or the source has no rows.
-        StorageError: the store could not be listed or read.
     """
     files = _found(source)
     units: list[Unit] = []
@@ -126,14 +113,7 @@ def list_units(
 def file_units(
     url: str, fields: Fields = Fields(), *, target_bytes: int = TARGET_BYTES
 ) -> list[Unit]:
-    """The units of one file, as from `list_units`; none if it has no rows.
-
-    Args:
-        url: from `list_files`; the other arguments are as for `list_units`.
-
-    Raises:
-        InputError, StorageError: as `list_units`.
-    """
+    """The units of one file, as from `list_units`; none if it has no rows."""
     return _cut(url, file_state(url), fields, target_bytes)
 
 
@@ -149,7 +129,6 @@ def row_groups(url: str, fields: Fields = Fields()) -> list[RowGroup]:
 
 
 def fields_of(unit: Unit) -> Fields:
-    """The unit's names of the fields."""
     return Fields(unit.text, unit.id, unit.score or "score", unit.skip_nulls, unit.skip_invalid)
 
 
@@ -159,7 +138,6 @@ def read_unit(
     """The unit's rows in source order, as record batches of at most 1,024 rows and about 16 MB.
 
     Args:
-        unit: from `list_units` or `file_units`.
         columns: any of `id` (string), `text` (string), `token_count` (int64) and `score` (float64,
             NaN is kept). If the file has no `token_count`, it is ceil(UTF-8 bytes / 4) of the text;
             if it has no id, the id is computed from the text.
@@ -168,7 +146,6 @@ def read_unit(
     Raises:
         InputError: a null, an invalid value (the message has file, row and column), a corrupt or
             changed file, or `score` of a file without one.
-        StorageError: the store does not answer.
     """
     if "score" in columns and unit.score is None:
         raise InputError(
@@ -242,7 +219,6 @@ def _documents(
 
 
 def _names(unit: Unit) -> dict[str, str | None]:
-    """The file's name of each field; None for one that it does not have."""
     count = "token_count" if unit.counted else None
     return {"id": unit.id, "text": unit.text, "token_count": count, "score": unit.score}
 

@@ -21,7 +21,6 @@ def document_hash(ids: list[str] | pa.Array, seed: int) -> np.ndarray:
     """64-bit keyed BLAKE2b of each id: the document's place in every sample with this seed.
 
     Args:
-        ids: document ids, none null.
         seed: any signed 64-bit integer, the key.
 
     Returns:
@@ -63,5 +62,4 @@ def rows_digest(ids: pa.Array, text_hashes: list[bytes]) -> int:
 
 
 def digest_hex(digest: int) -> str:
-    """A sum of `rows_digest` as 32 hexadecimal digits."""
     return f"{digest % (1 << 128):032x}"

@@ -69,7 +69,6 @@ def find_duplicates(parts: Iterable[Part], *, by_position: bool = False, shares:
     """Compare the texts of all documents, in this process.
 
     Args:
-        parts: all parts of the sample.
         by_position: keep the first copy of a split in the order of parts and rows, instead of the
             copy with the smallest document hash.
         shares: into how many shares to divide the documents; the result is the same.
@@ -113,7 +112,6 @@ def compare(pieces: Sequence[Share], by_position: bool) -> tuple[np.ndarray, int
 
 
 def join(shares: Iterable[tuple[np.ndarray, int]]) -> Found:
-    """The duplicates in all shares, from what `compare` returned for each."""
     lost, repeated = [np.empty((2, 0), np.int64)], 0
     for each, ids in shares:
         lost.append(each)

@@ -26,10 +26,7 @@ class HashHistogram:
         seen: number of all documents.
         documents: number of documents with the minimum score; except for `text_bytes`, all other
             counts are of these.
-        tokens: sum of their `token_count`.
         text_bytes: uncompressed bytes of the text column, of all documents.
-        tokens_by_bin: int64 [65536].
-        documents_by_bin: int64 [65536].
         lengths: number of documents with each `token_count`.
     """
 
@@ -48,8 +45,6 @@ def survey(
     """Count and list the documents of units; the text is read only if there are no token counts.
 
     Args:
-        units: from `data.read.work_units.list_units`.
-        seed: seed of the document hash.
         min_score: documents with a lower score are only in `seen` and `text_bytes`.
 
     Returns:
@@ -85,7 +80,6 @@ def documents_in(documents: np.ndarray, bins: np.ndarray) -> np.ndarray:
 
 
 def merge(surveys: Iterable[HashHistogram]) -> HashHistogram:
-    """The sum of the surveys of several parts; without parts an empty survey."""
     seen = text_bytes = 0
     tokens_by_bin = np.zeros(BINS, np.int64)
     documents_by_bin = np.zeros(BINS, np.int64)

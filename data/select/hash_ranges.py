@@ -42,7 +42,6 @@ class Ranges:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of the splits, in order."""
         return tuple(name for name, _, _ in self.splits)
 
 
@@ -70,9 +69,7 @@ class BoundaryDocuments:
 def boundary_bins(
     survey: HashHistogram, budget: Budget, rate: TokenRatio | None = None
 ) -> np.ndarray:
-    """int64, ascending: the bins that can contain a boundary of a split.
-
-    A held-out split begins where the one before it ends, at an unknown document of a bin. So its
+    """A held-out split begins where the one before it ends, at an unknown document of a bin. So its
     own boundary is between two bounds: the one without those documents, and the one with the bin's
     documents all in the split before.
     """
@@ -103,8 +100,6 @@ def thresholds(
 
     Args:
         survey: the survey of the whole source.
-        budget: tokens of each split.
-        rate: the tokenizer's tokens as a function of the source's count; None is the identity.
         edge: the documents of `boundary_bins`; None for boundaries between bins.
 
     Raises:
@@ -144,7 +139,6 @@ def thresholds(
 
 
 def at_the_ends(ranges: Ranges, edge: BoundaryDocuments | None) -> dict[str, int]:
-    """How many documents share the hash at each split's inner end, and so are in it together."""
     hashes = np.empty(0, np.uint64) if edge is None else edge.hashes
     ends = {name: last if name == TRAIN else first for name, first, last in ranges.splits}
     return {name: int(np.count_nonzero(hashes == np.uint64(end))) for name, end in ends.items()}

@@ -33,7 +33,6 @@ class Lengths:
 
     @staticmethod
     def merged(parts: Iterable[Lengths]) -> Lengths:
-        """The sum of all parts; without parts, no documents."""
         empty = np.empty(0, np.int64)
         waiting, size = [Lengths(empty, empty)], 0
         for part in parts:
@@ -46,17 +45,14 @@ class Lengths:
 
     @property
     def documents(self) -> int:
-        """Number of documents."""
         return int(self.counts.sum())
 
     @property
     def tokens(self) -> int:
-        """Sum of the lengths."""
         return int(self.values @ self.counts)
 
     @property
     def mean(self) -> float:
-        """Mean length; 0 without documents."""
         return self.tokens / self.documents if self.documents else 0.0
 
     @property

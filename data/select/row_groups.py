@@ -31,11 +31,9 @@ class RowGroupBlock:
     """Up to 32 row groups of one file, neighbours in the walk.
 
     Attributes:
-        file: URL of the file.
         name: name of the file, without the directories that all files of the source share.
         round: number of blocks of the file before this one.
         backwards: whether the walk is the one from the other end.
-        fields: the file's names of the fields.
     """
 
     file: str
@@ -51,10 +49,7 @@ class Group:
 
     Attributes:
         unit: the unit to read.
-        documents: number of documents with the minimum score.
-        tokens: sum of their `token_count`.
         compressed_bytes: bytes of the file that reading its documents fetches.
-        skipped: number of rows that are skipped, by reason.
     """
 
     unit: Unit
@@ -162,7 +157,6 @@ def only_group(unit: Unit, index: int) -> Unit:
 
 
 def join_units(units: Iterable[Unit], target_bytes: int = 64 << 20) -> list[Unit]:
-    """Units in order, neighbours of the same file joined up to about `target_bytes` of text."""
     joined: list[Unit] = []
     for unit in units:
         last = joined[-1] if joined else None
@@ -179,7 +173,6 @@ def join_units(units: Iterable[Unit], target_bytes: int = 64 << 20) -> list[Unit
 
 
 def _relative_names(files: Sequence[str]) -> dict[str, str]:
-    """Each file's name without the directories that all files share."""
     directories = [file.split("/")[:-1] for file in files]
     common = 0
     while len({tuple(d[: common + 1]) for d in directories}) == 1 and common < len(directories[0]):

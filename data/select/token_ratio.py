@@ -30,7 +30,6 @@ class Cluster:
     """Sums over tokenised documents of one place in the source.
 
     Attributes:
-        documents: number of documents.
         counted: sum of the source's own counts, x.
         tokens: sum of the tokenizer's counts without EOS, y.
         squares: sums over documents of x*x, x*y and y*y.
@@ -51,8 +50,6 @@ class TokenRatio:
         per_document: tokens added to every document: 1 for EOS.
         standard_error: standard error of `per_count`.
         residual: standard deviation of a document's tokens about the prediction.
-        documents: number of documents that were tokenised for the estimate.
-        clusters: number of places they are from.
     """
 
     per_count: float = 1.0
@@ -112,10 +109,7 @@ def probe(
 
 
 def _lengths(texts: list[pa.Array], tokenizer: TextTokenizer) -> np.ndarray:
-    """int64: number of ids of each text, as tokenising gives.
-
-    It includes BOS where that is not EOS.
-    """
+    """int64: number of ids of each text, as tokenising gives."""
     encoder = tokenizer.checked()
     found = [lengths for _, lengths in tokenizer.encode_documents(texts, encoder)]
     return np.concatenate(found) + (tokenizer.bos_id != tokenizer.eos_id)

@@ -55,7 +55,6 @@ class _SplitWriter:
         """Append documents.
 
         Args:
-            batch: the documents.
             places: their document hashes, required if hashes are kept.
             apart: write every row separately, so that row groups and pages can end between rows;
                 else they end only between batches.
@@ -86,8 +85,6 @@ class _SplitWriter:
 
 
 class _Splits:
-    """One writer for each split that has a document."""
-
     def __init__(self, directory: str, keep_hashes: bool, stack: ExitStack) -> None:
         self._directory = directory
         self._keep_hashes = keep_hashes
@@ -101,14 +98,12 @@ class _Splits:
         places: np.ndarray | None = None,
         apart: bool = False,
     ) -> None:
-        """Append documents to a split, see `_SplitWriter.write`."""
         if split not in self._writers:
             self._writers[split] = _SplitWriter(self._directory, split, self._keep_hashes)
             self._stack.enter_context(self._writers[split].table)
         self._writers[split].write(batch, places, apart)
 
     def finish(self) -> dict[str, dict[str, Any]]:
-        """Finish every writer; returns the counts of every split."""
         return {split: writer.finish() for split, writer in self._writers.items()}
 
 
@@ -126,11 +121,7 @@ def sample_units(
     A document of white space only is dropped.
 
     Args:
-        units: units of the source.
         splits: the hash ranges of the splits, or the name of one split for all documents.
-        directory: directory to write to.
-        seed: seed of the document hash.
-        min_score: documents with a lower score are dropped.
         keep_hashes: write the hashes that `data.select.duplicates` needs.
 
     Returns:
@@ -171,9 +162,7 @@ def drop_rows(source: str, lost: dict[str, np.ndarray], directory: str) -> dict[
     """Rewrite a sampled unit without some of its rows.
 
     Args:
-        source: directory that `sample_units` wrote.
         lost: rows to drop (int64, ascending, may be empty) of every split of the unit.
-        directory: directory to write to.
 
     Returns:
         `splits` as from `sample_units`, `dropped` with the number of documents dropped, and
@@ -202,7 +191,6 @@ def drop_rows(source: str, lost: dict[str, np.ndarray], directory: str) -> dict[
 
 
 def read_lengths(directory: str, split: str) -> Lengths:
-    """The length histogram of a split of a sampled unit."""
     values, counts = load_array(storage.join(directory, f"{split}.lengths.npy"))
     return Lengths(values, counts)
 

@@ -50,16 +50,13 @@ _COMPARED = 256 << 10  # bytes of documents that are compared, and most characte
 class Encoder(Protocol):
     """Turns text into ids and adds no special tokens."""
 
-    def encode(self, texts: pa.Array) -> Ids:
-        """Ids of every text of a string or large_string array without nulls."""
-        ...
+    def encode(self, texts: pa.Array) -> Ids: ...
 
 
 class OracleEncoder:
     """The `tokenizers` library, set to encode special tokens in a text as ordinary text.
 
     Args:
-        tokenizer: the tokenizer with that setting.
         guard: tokenizer for texts that contain one of `names`; None if `tokenizer` needs none.
         names: special tokens that the model of `tokenizer` would produce despite the setting.
     """
@@ -78,7 +75,6 @@ class OracleEncoder:
         return self.encode_strings(strings(texts))
 
     def encode_strings(self, texts: list[str]) -> Ids:
-        """Ids of every text of a list."""
         encodings = _encoded(self._tokenizer, texts)
         if self._guard is not None:
             for place, text in enumerate(texts):
@@ -92,12 +88,7 @@ class FastEncoder:
     """The `fastokens` library.
 
     Args:
-        content: a `tokenizer.json`.
         parallel: encode a batch on all cores, else on the calling thread.
-
-    Raises:
-        ImportError: fastokens is not installed.
-        ValueError: fastokens cannot read this tokenizer.
     """
 
     name = "fastokens"
@@ -112,7 +103,6 @@ class FastEncoder:
         self._tokenizer.no_padding()
 
     def encode(self, texts: pa.Array) -> Ids:
-        """Ids of every text."""
         encode = self._tokenizer.encode_batch_flat
         batch = strings(texts)
         if not self._parallel:  # a batch of one stays on this thread
@@ -160,9 +150,7 @@ class CheckedEncoder:
     """Encodes documents with the fast back end, unless it gave wrong ids or failed.
 
     Args:
-        oracle: the reference, whose ids are correct by definition.
         fast: the fast back end; None uses the oracle alone.
-        added: texts of the tokenizer's added tokens.
 
     Attributes:
         difference: why the oracle encodes everything from here on; None if it does not.
@@ -192,7 +180,6 @@ class CheckedEncoder:
         self.difference = f"the ids of {texts[place].as_py()[:_SHOWN]!r}... are not the oracle's"
 
     def encode(self, texts: pa.Array) -> Ids:
-        """Ids of every text."""
         if not self.is_fast:
             return self._oracle.encode(texts)
         doubtful = self._doubtful(texts)
@@ -204,10 +191,7 @@ class CheckedEncoder:
         return _interleave(doubtful, self._oracle.encode(texts.filter(pa.array(doubtful))), fast)
 
     def record(self) -> dict[str, Any]:
-        """What encoded: backend, version, by_oracle, fell_back, difference.
-
-        The backend is the oracle's once the fast one was wrong.
-        """
+        """What encoded: backend, version, by_oracle, fell_back, difference."""
         used = self._fast if self._fast is not None and self.is_fast else self._oracle
         return {
             "backend": used.name,
@@ -218,7 +202,6 @@ class CheckedEncoder:
         }
 
     def _try(self, texts: pa.Array) -> Ids | None:
-        """The fast back end's ids; None if it fails, after which it is not used again."""
         assert self._fast is not None
         try:
             return self._fast.encode(texts)
@@ -266,11 +249,7 @@ def to_compare(texts: pa.Array) -> pa.Array:
 
 
 def strings(texts: pa.Array) -> list[str]:
-    """The Python strings of an array.
-
-    Raises:
-        InputError: one is null.
-    """
+    """The Python strings of an array."""
     if texts.null_count:
         raise InputError(
             f"expected texts, found {texts.null_count} nulls among {len(texts)}; sample documents "

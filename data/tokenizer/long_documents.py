@@ -57,8 +57,6 @@ def encode_documents(
 
     Args:
         texts: string or large_string arrays without nulls.
-        encoder: encoder of the documents.
-        tokenizer: the same tokenizer, used to find safe cuts of long documents.
 
     Raises:
         InputError: a document has more than `MOST_BYTES` in which the tokenizer never splits.
@@ -76,8 +74,6 @@ def cut_points(text: memoryview, tokenizer: Tokenizer, piece: int) -> list[int]:
     """Safe cuts of a text, excluding its ends: byte offsets, ascending, about `piece` apart.
 
     Args:
-        text: UTF-8.
-        tokenizer: set to encode special tokens as text and to add none.
         piece: bytes between cuts; more if no safe cut follows.
     """
     points: list[int] = []

@@ -43,13 +43,8 @@ def check_round_trip(
     """Raise unless texts encode without BOS and EOS and decode to themselves.
 
     Args:
-        tokenizer: set to encode special tokens as text.
-        description: its `tokenizer.json`.
         ends: the ids of BOS and EOS, which no text may have.
         lossy: accept texts that do not decode to themselves.
-
-    Raises:
-        InputError: a text decodes to another, its ids have BOS or EOS, or the library fails on it.
     """
     added = description["added_tokens"]
     names = [token["content"] for token in added if not token["special"]][:_TRIED]

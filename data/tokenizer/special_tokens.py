@@ -33,7 +33,6 @@ def find_eos(special: Mapping[str, int], name: str | None = None) -> int:
     """The id that ends a document.
 
     Args:
-        special: ids of the special tokens by name.
         name: name of the token that ends a document; None for the only well-known name.
 
     Raises:

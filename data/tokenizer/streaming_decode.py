@@ -34,7 +34,6 @@ class TextStream:
     maximal subparts (Unicode Standard, section 3.9), and change no character around them.
 
     Args:
-        tokenizer: the tokenizer of the ids.
         after: the ids before them. Without any but BOS and EOS a document begins, where a
             SentencePiece-like tokenizer has a space that its text has not.
     """

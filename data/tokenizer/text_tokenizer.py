@@ -61,11 +61,7 @@ def train(texts: Iterable[list[str]], vocab_size: int, expression: str = "gpt2")
 
     Args:
         texts: batches of documents, together less than 2 GiB; equal batches give equal bytes.
-        vocab_size: number of ids, EOS (id 0) and the 256 bytes included.
         expression: name of the one in `EXPRESSIONS` that divides texts into words.
-
-    Returns:
-        The content of a `tokenizer.json`.
 
     Raises:
         InputError: `vocab_size` is out of range, the text yields fewer entries, or there is too
@@ -165,7 +161,6 @@ class TextTokenizer:
     The constructor tests the tokenizer; `data.tokenizer.tokenizer_file` lists what is accepted.
 
     Args:
-        content: the file's bytes.
         parallel: sets TOKENIZERS_PARALLELISM for this process; None does not change it. Workers
             that each own a core pass False.
 
@@ -216,10 +211,8 @@ class TextTokenizer:
 
     @classmethod
     def load_once(cls, url: str, digest: str, *, parallel: bool | None = None) -> TextTokenizer:
-        """The tokenizer with this digest, from the process's cache or else read from `url`.
-
-        Raises:
-            CorruptOutput: the file has another digest.
+        """Raises:
+        CorruptOutput: the file has another digest.
         """
         _set_parallel(parallel)
         with _read_lock:
@@ -275,9 +268,6 @@ class TextTokenizer:
         Args:
             backend: "auto" uses fastokens if it is installed and can read this tokenizer.
             parallel: whether fastokens uses all cores.
-
-        Raises:
-            InputError: `backend` is "fastokens", which cannot be used.
         """
         choice = (backend, parallel)
         if choice not in self._fast:
@@ -289,7 +279,6 @@ class TextTokenizer:
 
         Args:
             texts: string or large_string arrays without nulls.
-            encoder: an encoder of this tokenizer; see `checked`.
         """
         return long_documents.encode_documents(texts, encoder, self._tokenizer)
 
@@ -305,7 +294,6 @@ class TextTokenizer:
         """The text of `ids`; special tokens decode to their names, see `TextStream`.
 
         Args:
-            ids: the ids to decode.
             after: the ids before them, on which the text of a continuation depends.
         """
         stream = TextStream(self, after)
@@ -360,11 +348,7 @@ def _check_added(tokenizer: Tokenizer, added: list[dict[str, Any]]) -> None:
 
 
 def library(content: bytes) -> Tokenizer:
-    """The library's tokenizer, set to encode special tokens as text and all of a text, unpadded.
-
-    Raises:
-        InputError: the library cannot read it.
-    """
+    """The library's tokenizer, set to encode special tokens as text and all of a text, unpadded."""
     try:
         tokenizer = Tokenizer.from_str(content.decode("utf-8"))
         tokenizer.no_truncation()

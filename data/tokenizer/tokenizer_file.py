@@ -160,7 +160,6 @@ def size(description: Mapping[str, Any]) -> int:
 
 
 def eos_of(description: Mapping[str, Any]) -> int:
-    """The id that ends a document; see `find_eos`."""
     return find_eos(_special(description), description.get(EOS_FIELD))
 
 
