@@ -89,7 +89,7 @@ def documents_cut_by_joining(offsets: np.ndarray, length: int) -> int:
 
 
 def rows_of_next_fit(offsets: np.ndarray, length: int) -> int:
-    """Rows of next-fit packing, in which a document that does not fit the open row opens another."""
+    """Rows of next-fit packing: a document that does not fit the open row opens another one."""
     starts, _, (_, rests) = _cut(offsets, length)
     rows, free = len(starts), 0
     for size in rests.tolist():

@@ -53,7 +53,7 @@ def compression(url: str) -> str:
 
 
 def kind_of(url: str, state: FileState) -> Kind:
-    """The format by the extension; if that is unknown, Parquet or Arrow by first bytes, else text."""
+    """The format by extension; if that is unknown, Parquet or Arrow by first bytes, else text."""
     if (kind := kind_by_name(url)) is not None:
         return kind
     with open_ranges(url, state) as file:

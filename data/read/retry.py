@@ -65,7 +65,7 @@ class _Verdict:
 
 
 def patience() -> float:
-    """Deadline of one request with its retries, in seconds; `PONENTE_SOURCE_SECONDS` overrides it."""
+    """Deadline of a request with its retries, in seconds: `PONENTE_SOURCE_SECONDS`, or 600."""
     return retry.seconds_of(PATIENCE_VARIABLE, GIVE_UP_SECONDS)
 
 

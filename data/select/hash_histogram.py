@@ -11,7 +11,6 @@ import pyarrow as pa
 
 from data.read.work_units import Unit, read_units
 from data.select.document_hash import document_hash
-from data.select.length_histogram import Lengths
 
 BINS = 1 << 16
 
@@ -27,7 +26,6 @@ class HashHistogram:
         documents: number of documents with the minimum score; except for `text_bytes`, all other
             counts are of these.
         text_bytes: uncompressed bytes of the text column, of all documents.
-        lengths: number of documents with each `token_count`.
     """
 
     seen: int
@@ -36,7 +34,6 @@ class HashHistogram:
     text_bytes: int
     tokens_by_bin: np.ndarray
     documents_by_bin: np.ndarray
-    lengths: Lengths
 
 
 def survey(
@@ -67,7 +64,6 @@ def survey(
         text_bytes=sum(unit.text_bytes for unit in units),
         tokens_by_bin=tokens_by_bin,
         documents_by_bin=np.bincount(bins, minlength=BINS),
-        lengths=Lengths.of(counts),
     )
     return histogram, documents
 
@@ -83,13 +79,11 @@ def merge(surveys: Iterable[HashHistogram]) -> HashHistogram:
     seen = text_bytes = 0
     tokens_by_bin = np.zeros(BINS, np.int64)
     documents_by_bin = np.zeros(BINS, np.int64)
-    lengths = Lengths.merged([])
     for part in surveys:
         seen += part.seen
         text_bytes += part.text_bytes
         tokens_by_bin += part.tokens_by_bin
         documents_by_bin += part.documents_by_bin
-        lengths = Lengths.merged([lengths, part.lengths])
     return HashHistogram(
         seen=seen,
         documents=int(documents_by_bin.sum()),
@@ -97,7 +91,6 @@ def merge(surveys: Iterable[HashHistogram]) -> HashHistogram:
         text_bytes=text_bytes,
         tokens_by_bin=tokens_by_bin,
         documents_by_bin=documents_by_bin,
-        lengths=lengths,
     )
 
 

@@ -1,8 +1,7 @@
-"""Writes the sampled documents of units: one Parquet file per split, with its statistics.
+"""Writes the sampled documents of units: one Parquet file per split (id, text, token_count).
 
-Next to `<split>.parquet` (id, text, token_count) are `<split>.lengths.npy`, the number of documents
-by length (int64 [2, distinct]: lengths, documents), and for finding duplicates `<split>.hashes.npy`
-(uint64 [documents, 3]: hash of the text in two words, hash of the id).
+For finding duplicates there is `<split>.hashes.npy` beside it (uint64 [documents, 3]: hash of the
+text in two words, hash of the id).
 """
 
 from __future__ import annotations
@@ -23,7 +22,6 @@ from data.read.work_units import INVALID, NULL
 from data.select.document_hash import digest_hex, document_hash, rows_digest, text_hash
 from data.select.hash_histogram import above_score
 from data.select.hash_ranges import Ranges, select
-from data.select.length_histogram import Lengths
 from pipeline.store import storage
 
 EMPTY_TEXT = "empty text"
@@ -45,7 +43,7 @@ class _SplitWriter:
         self._base = storage.join(directory, split)
         self.table = TableWriter(f"{self._base}.parquet", SCHEMA)
         self._hashes: list[np.ndarray] | None = [] if keep_hashes else None
-        self._lengths: list[Lengths] = []
+        self._documents = self._tokens = 0
         self._digest = 0
         self._bytes = 0
 
@@ -64,7 +62,8 @@ class _SplitWriter:
             self.table.write(batch.slice(row, step))
         contents = text_hash(batch.column("text"))
         self._digest += rows_digest(batch.column("id"), contents)
-        self._lengths.append(Lengths.of(batch.column("token_count").to_numpy()))
+        self._documents += batch.num_rows
+        self._tokens += int(batch.column("token_count").to_numpy().sum())
         self._bytes += int(pc.call_function("binary_length", [batch["text"]]).to_numpy().sum())
         if self._hashes is not None and places is not None:
             words = np.frombuffer(b"".join(contents), "<u8").astype(np.uint64).reshape(-1, 2)
@@ -72,13 +71,11 @@ class _SplitWriter:
 
     def finish(self) -> dict[str, Any]:
         """Write the files next to the table; returns the counts of the split."""
-        lengths = Lengths.merged(self._lengths)
-        save_array(f"{self._base}.lengths.npy", np.stack([lengths.values, lengths.counts]))
         if self._hashes is not None:
             save_array(f"{self._base}.hashes.npy", np.concatenate(self._hashes))
         return {
-            "documents": lengths.documents,
-            "tokens": lengths.tokens,
+            "documents": self._documents,
+            "tokens": self._tokens,
             "bytes": self._bytes,
             "digest": digest_hex(self._digest),
         }
@@ -188,11 +185,6 @@ def drop_rows(source: str, lost: dict[str, np.ndarray], directory: str) -> dict[
         "dropped": {DUPLICATE: sum(part["documents"] for part in gone.values())},
         "dropped_splits": gone,
     }
-
-
-def read_lengths(directory: str, split: str) -> Lengths:
-    values, counts = load_array(storage.join(directory, f"{split}.lengths.npy"))
-    return Lengths(values, counts)
 
 
 def read_hashes(directory: str, split: str) -> np.ndarray:

@@ -81,7 +81,7 @@ class SampleItem(NamedTuple):
 
 
 def survey_shard(directory: str, item: SurveyItem) -> Mapping[str, Any]:
-    """Shard writer: counts of some units by hash bin and by length, and every document's hash."""
+    """Shard writer: counts of some units by hash bin, and every document's hash."""
     import numpy as np
 
     from data.select.hash_histogram import survey
@@ -90,8 +90,6 @@ def survey_shard(directory: str, item: SurveyItem) -> Mapping[str, Any]:
     found, documents = survey(item.units, item.filter.seed, item.filter.min_score)
     bins = np.stack([found.tokens_by_bin, found.documents_by_bin])
     save_array(f"{directory}/bins.npy", bins)
-    lengths = np.stack([found.lengths.values, found.lengths.counts])
-    save_array(f"{directory}/lengths.npy", lengths)
     save_array(f"{directory}/documents.npy", documents)
     return {
         "seen": found.seen,
@@ -157,12 +155,10 @@ def load_surveys(run: StepContext, shards: Iterable[Shard]) -> Iterator[HashHist
 
 def _load_survey(run: StepContext, shard: Shard) -> HashHistogram:
     from data.select.hash_histogram import HashHistogram
-    from data.select.length_histogram import Lengths
     from data.select.write_sample import load_array
 
     directory = storage.join(run.root, shard.root)
     tokens_by_bin, documents_by_bin = load_array(f"{directory}/bins.npy")
-    values, counts = load_array(f"{directory}/lengths.npy")
     return HashHistogram(
         seen=shard.result["seen"],
         documents=shard.result["documents"],
@@ -170,7 +166,6 @@ def _load_survey(run: StepContext, shard: Shard) -> HashHistogram:
         text_bytes=shard.result["bytes"],
         tokens_by_bin=tokens_by_bin,
         documents_by_bin=documents_by_bin,
-        lengths=Lengths(values, counts),
     )
 
 

@@ -1,16 +1,13 @@
-"""The result of `steps.sample`: counts that add up, and lengths of documents."""
+"""The result of `steps.sample`: counts that add up."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pipeline import InputError, Result, StepContext
-from pipeline.store import storage
-from pipeline.store.parallel import in_order
 from pipeline.store.shards import Shard
 from steps.sampling.shards import SampleItem
 
@@ -63,7 +60,7 @@ def summary(
     counted = all(unit.counted for item in chosen.items for unit in item.units)
     number = {name: name.rpartition("/")[2] for name in written}
     final = [unique.get(f"unique/{number[name]}", shard) for name, shard in written.items()]
-    splits = {name: _split(run, name, budget, chosen.rate, final) for name in budget.names}
+    splits = {name: _split(name, budget, chosen.rate, final) for name in budget.names}
     dropped = Counter[str](chosen.skipped)
     for shard in (*written.values(), *unique.values()):
         dropped.update(shard.result["dropped"])
@@ -103,43 +100,36 @@ def summary(
 
 
 def _split(
-    run: StepContext, name: str, budget: Budget, rate: TokenRatio | None, shards: list[Shard]
+    name: str, budget: Budget, rate: TokenRatio | None, shards: list[Shard]
 ) -> dict[str, Any]:
     """A split's entry of the result: tokens asked, counted and predicted, and its documents."""
-    from data.select.length_histogram import Lengths
     from data.select.token_ratio import TokenRatio
-    from data.select.write_sample import read_lengths
 
     known = rate or TokenRatio()
-    holding = [shard for shard in shards if name in shard.result["splits"]]
-    parts = [shard.result["splits"][name] for shard in holding]
-    roots = [storage.join(run.root, shard.root) for shard in holding]
-    read = partial(read_lengths, split=name)
-    lengths = Lengths.merged(in_order(read, roots, run.root))
-    asked, counted = budget.asked(name), lengths.tokens
-    predicted = round(float(known.predict(counted, lengths.documents)))
+    parts = [s.result["splits"][name] for s in shards if name in s.result["splits"]]
+    documents = sum(part["documents"] for part in parts)
+    asked, counted = budget.asked(name), sum(part["tokens"] for part in parts)
+    predicted = round(float(known.predict(counted, documents)))
     return {
         "tokens_asked": asked,
         "tokens_counted": counted,
         "tokens_predicted": predicted,
-        "predicted_standard_error": known.error(counted, lengths.documents),
+        "predicted_standard_error": known.error(counted, documents),
         "predicted_over_asked": predicted / asked - 1 if asked > 0 else None,
-        "documents": lengths.documents,
+        "documents": documents,
         "bytes": sum(part["bytes"] for part in parts),
         "digest": _sum_hex(part["digest"] for part in parts),
-        "length": lengths.describe(),
     }
 
 
 def _source(chosen: Chosen) -> dict[str, Any]:
     """Counts of the source's documents that score high enough, or only its number of files."""
     if chosen.counted is None:
-        return {"files": chosen.files, "length": None}
+        return {"files": chosen.files}
     return {
         "documents": chosen.counted.documents,
         "tokens_counted": chosen.counted.tokens,
         "text_bytes": chosen.counted.text_bytes,
-        "length": chosen.counted.lengths.describe(),
     }
 
 
@@ -206,5 +196,5 @@ def _line(name: str, part: dict[str, Any], counted: bool) -> str:
         f"asked {asked}, predicted {part['tokens_predicted']:,}"
         + (f" ± {error:,.0f}" if error else "")
         + (f" ({share:+.2%})" if share is not None else "")
-        + f"; length: mean {part['length']['mean']:,.2f}, median {part['length']['median']:,g}"
+        + f"; {part['tokens_counted'] / part['documents']:,.2f} a document"
     )
