@@ -130,7 +130,7 @@ class LocalFiles:
         """What reads a whole file; raises `CorruptOutput` if there is none."""
         return lambda: self._tried(name, storage.read_bytes)
 
-    def start_range_read(self, begin: int, size: int, batch: ts.Batch) -> Fill:
+    def start_range_read(self, begin: int, size: int, batch: ts.Batch | None) -> Fill:
         """What reads a range of the data file."""
         del size, batch
         return functools.partial(self.read_into, begin)

@@ -1,19 +1,17 @@
 """The shards of a split as one long array of tokens, without copying them.
 
 Creating one reads no storage, whatever the number of shards: the caller gives their lengths. A
-shard is opened when a window first touches it and must then match its `check`. Adjacent windows of
-a shard are read together; every chunk is checked each time it is read. Four bytes stay in memory
-for every chunk of the shards opened so far, and a bounded number of files stays open.
+shard is opened when a window first touches it and must then match its `check`. Every chunk is
+checked each time it is read. Four bytes stay in memory for every chunk of the shards opened so far,
+and a bounded number of files stays open.
 """
 
 from __future__ import annotations
 
-import functools
 import resource
 import threading
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 import numpy as np
 import tensorstore as ts
@@ -37,18 +35,17 @@ _MOST_OPEN = 4096  # most open files, where the limit of the process allows
 
 _DATA = chunks.data_file(chunks.TOKENS)
 
-# The part of a window inside one shard: (shard, begin in the shard, size, row, column).
-_Piece = tuple[int, int, int, int, int]
 
-
-@dataclass(slots=True)
-class _Run:
-    """Chunks `first` to `last` - 1 of a shard, read at once, and the pieces they contain."""
+class _Piece(NamedTuple):
+    """The part of a window in one shard, in at most `_AT_ONCE` chunks: `first` to `last` - 1."""
 
     shard: int
     first: int
     last: int
-    pieces: list[_Piece]
+    skip: int  # tokens of the first chunk before the piece
+    size: int
+    row: int
+    column: int
 
 
 class _Records(threading.local):
@@ -129,13 +126,11 @@ class TokenArray:
         shards = np.searchsorted(self._ends, starts, side="right")
         begins = (starts - self._begins[shards]).tolist()
         shards = shards.tolist()
+        self._load_heads(set(shards))
         if self._local and self._whole_chunks(shards, begins, length):
-            self._load_heads(set(shards))
             self._read_chunks(shards, begins, out)
         else:
-            runs = _join(sorted(self._pieces(shards, begins, length)))
-            self._load_heads({run.shard for run in runs})
-            self._read(runs, out)
+            self._read(self._pieces(shards, begins, length), out)
         return out
 
     def _check(self, starts: np.ndarray, length: int, out: np.ndarray) -> None:
@@ -174,16 +169,24 @@ class TokenArray:
                 self._blame(group)
             out[row : row + together].reshape(-1, CHUNK)[:] = tokens[:used]
 
-    def _read(self, runs: list[_Run], out: np.ndarray) -> None:
-        fills = self._request(runs)
-        used, group = 0, []
-        for run, fill in zip(runs, fills, strict=True):
-            count = run.last - run.first
+    def _read(self, pieces: Iterable[_Piece], out: np.ndarray) -> None:
+        # Sorted, a piece may lie in the chunks of the one before, which are read once.
+        parts: list[list[_Piece]] = []
+        for piece in sorted(pieces):
+            before = parts[-1][0] if parts else None
+            if before and piece.shard == before.shard and piece.last <= before.last:
+                parts[-1].append(piece)
+            else:
+                parts.append([piece])
+        self._load_heads({part[0].shard for part in parts})
+        used, group = 0, list[tuple[list[_Piece], int]]()
+        for part, fill in zip(parts, self._request(parts), strict=True):
+            count = part[0].last - part[0].first
             if used + count > _AT_ONCE:
                 self._deliver(group, used, out)
                 used, group = 0, []
             fill(self._own.records[used : used + count])
-            group.append((run, used))
+            group.append((part, used))
             used += count
         self._deliver(group, used, out)
 
@@ -192,10 +195,11 @@ class TokenArray:
         for row, (shard, begin) in enumerate(zip(shards, begins, strict=True)):
             column = 0
             while column < length:
-                end = min(self._shards[shard].tokens, (begin // CHUNK + _AT_ONCE) * CHUNK)
-                size = min(length - column, end - begin)
-                if size:
-                    yield shard, begin, size, row, column
+                first, skip = divmod(begin, CHUNK)
+                end = min(self._shards[shard].tokens, (first + _AT_ONCE) * CHUNK)
+                if size := min(length - column, end - begin):
+                    last = first + chunks.chunk_count(skip + size)
+                    yield _Piece(shard, first, last, skip, size, row, column)
                 column += size
                 begin += size
                 if begin == self._shards[shard].tokens:
@@ -247,41 +251,35 @@ class TokenArray:
                 del self._files[next(iter(self._files))]
         return opened
 
-    def _request(self, runs: list[_Run]) -> list[Fill]:
-        """Start the reads of a bucket in one batch; local reads start when their fill is called.
-
-        A call that touches more local shards than may be open therefore opens them one by one.
-        """
+    def _request(self, parts: list[list[_Piece]]) -> Iterable[Fill]:
+        """Start the reads of a bucket in one batch, which joins neighbours; local reads start when
+        they are needed, so that no more files are open than may be."""
         if self._local:
-            return [functools.partial(self._fill, run) for run in runs]
+            return (self._begin(part[0], None) for part in parts)
         with ts.Batch() as batch:
-            return [self._begin(run, batch) for run in runs]
+            return [self._begin(part[0], batch) for part in parts]
 
-    def _begin(self, run: _Run, batch: ts.Batch) -> Fill:
-        size = (run.last - run.first) * self._record
-        return self._file(run.shard).start_range_read(run.first * self._record, size, batch)
+    def _begin(self, piece: _Piece, batch: ts.Batch | None) -> Fill:
+        size = (piece.last - piece.first) * self._record
+        return self._file(piece.shard).start_range_read(piece.first * self._record, size, batch)
 
-    def _fill(self, run: _Run, records: np.ndarray) -> None:
-        self._file(run.shard).read_into(run.first * self._record, records)
-
-    def _deliver(self, group: list[tuple[_Run, int]], used: int, out: np.ndarray) -> None:
+    def _deliver(self, group: list[tuple[list[_Piece], int]], used: int, out: np.ndarray) -> None:
         """Check the records that were read and copy their pieces to `out`."""
         own = self._own
-        for run, at in group:
-            checksums = self._checksums[run.shard][run.first : run.last]
-            own.checksums[at : at + run.last - run.first] = checksums
+        for (whole, *_), at in group:
+            checksums = self._checksums[whole.shard][whole.first : whole.last]
+            own.checksums[at : at + whole.last - whole.first] = checksums
         if not self._checker.agree(own.records[:used], own.checksums[:used]):
-            self._blame((run.shard, run.first, run.last) for run, _ in group)
-        for run, at in group:
-            for _, begin, size, row, column in run.pieces:
-                first, skip = divmod(begin, CHUNK)
-                first += at - run.first
-                target = out[row, column : column + size]
-                if skip == 0 and size % CHUNK == 0:
-                    target.reshape(-1, CHUNK)[:] = own.tokens[first : first + size // CHUNK]
+            self._blame((part[0].shard, part[0].first, part[0].last) for part, _ in group)
+        for part, at in group:
+            for piece in part:
+                begin = at + piece.first - part[0].first
+                tokens = own.tokens[begin : begin + piece.last - piece.first]
+                target = out[piece.row, piece.column : piece.column + piece.size]
+                if piece.skip or piece.size % CHUNK:
+                    target[:] = tokens.reshape(-1)[piece.skip : piece.skip + piece.size]
                 else:
-                    last = first + chunks.chunk_count(skip + size)
-                    target[:] = own.tokens[first:last].reshape(-1)[skip : skip + size]
+                    target.reshape(-1, CHUNK)[:] = tokens
 
     def _blame(self, group: Iterable[tuple[int, int, int]]) -> NoReturn:
         """Raise `CorruptOutput` for the first chunk that is not what was written.
@@ -303,20 +301,3 @@ def _open_at_most() -> int:
     """A quarter of the process's limit of open files: 257 under the usual limit of 1,024."""
     allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return _MOST_OPEN if allowed == resource.RLIM_INFINITY else min(allowed // 4 + 1, _MOST_OPEN)
-
-
-def _join(pieces: Iterable[_Piece]) -> list[_Run]:
-    """Join sorted pieces whose chunks touch or overlap into runs of at most `_AT_ONCE` chunks."""
-    runs: list[_Run] = []
-    run = _Run(-1, 0, 0, [])
-    for piece in pieces:
-        shard, begin, size, _, _ = piece
-        first, last = begin // CHUNK, (begin + size - 1) // CHUNK + 1
-        joined = max(last, run.last)
-        if shard == run.shard and first <= run.last and joined - run.first <= _AT_ONCE:
-            run.last = joined
-            run.pieces.append(piece)
-        else:
-            run = _Run(shard, first, last, [piece])
-            runs.append(run)
-    return runs

@@ -13,7 +13,6 @@ from data.select import hash_ranges
 from data.select.document_hash import document_hash
 from data.select.hash_histogram import BINS, HashHistogram, bins_of
 from data.select.hash_ranges import HASHES, BoundaryDocuments, Ranges
-from data.select.length_histogram import Lengths
 from data.select.token_budget import Budget
 from data.select.token_ratio import TokenRatio
 from pipeline.errors import InputError
@@ -34,7 +33,6 @@ def survey_of(hashes, counts):
         text_bytes=0,
         tokens_by_bin=tokens,
         documents_by_bin=documents,
-        lengths=Lengths.of(np.asarray(counts, np.int64)),
     )
 
 
