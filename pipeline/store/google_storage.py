@@ -1,9 +1,4 @@
-"""gcsfs with this project's retries and errors.
-
-Every request of gcsfs, also of an open file, goes through `_request`. There a transient error (429,
-5xx, connection reset, truncated body) is retried with the policy of `retry` for `GIVE_UP_SECONDS`
-and then raised as `StoreUnavailable`; a permanent one (no permission, no bucket) is an `InputError`
-at once. Both name the gs:// URL.
+"""gcsfs with the retries, errors and conditional writes of `object_storage`.
 
 `GoogleStorage` derives from gcsfs's plain class: the default class first sends a request about each
 bucket to the storage control service, which no emulator implements.
@@ -11,21 +6,18 @@ bucket to the storage control service, which no emulator implements.
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import inspect
 import io
 import json
 import os
 import re
-import uuid
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 import aiohttp
 import google.auth
-from fsspec.asyn import sync_wrapper
 from gcsfs.core import GCSFile, GCSFileSystem, UnclosableBytesIO
 from gcsfs.retry import HttpError, is_retriable
 from google.auth.exceptions import GoogleAuthError
@@ -33,11 +25,7 @@ from requests.exceptions import RequestException
 
 from pipeline.errors import InputError, StoreUnavailable
 from pipeline.store import retry
-
-GIVE_UP_SECONDS = 90.0
-FIRST_WAIT_SECONDS = 0.25
-LONGEST_WAIT_SECONDS = 16.0
-NO_DATA_SECONDS = 60.0  # read timeout of a connection
+from pipeline.store.object_storage import MARK, NO_DATA_SECONDS, Client, one_line
 
 _ANONYMOUS = "anon"  # gcsfs's word
 _SCOPE = "https://www.googleapis.com/auth/devstorage.full_control"
@@ -76,12 +64,18 @@ class _Upload(GCSFile):
         self._buffer = _Buffer(made.getvalue())
 
 
-class GoogleStorage(GCSFileSystem):
-    """gcsfs's filesystem with bounded retries and errors that name the URL.
+class GoogleStorage(Client, GCSFileSystem):
+    """gcsfs's filesystem with bounded retries and errors that name the URL."""
 
-    Args:
-        give_up_after: seconds for one request and its retries; None for `GIVE_UP_SECONDS`.
-    """
+    version_field = "generation"
+    errors = (
+        HttpError,
+        aiohttp.ClientError,
+        RequestException,
+        GoogleAuthError,
+        OSError,
+        ValueError,
+    )
 
     def __init__(self, *args: Any, give_up_after: float | None = None, **kwargs: Any) -> None:
         self._finds_login = not (kwargs.get("token") or os.environ.get("STORAGE_EMULATOR_HOST"))
@@ -92,38 +86,16 @@ class GoogleStorage(GCSFileSystem):
         self.requests_timeout = aiohttp.ClientTimeout(sock_connect=10, sock_read=NO_DATA_SECONDS)
 
     async def _request(self, method: str, path: str, *args: Any, **kwargs: Any) -> Any:
-        own = self.give_up_after
-        limit = GIVE_UP_SECONDS if own is None else own
-        url = _location(self._format_path(path, args), kwargs)
-        attempts = retry.Retry(
+        request = self._format_path(path, args)
+        url = _location(request, kwargs)
+        return await self.retried(
             url,
-            retry.Policy(limit, FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS, strict=own is not None),
-            place=str(self._location),
-            remedy="; run again when the store answers",
+            str(self._location),
+            method,
+            lambda: _send_once(self, method, path, *args, **kwargs),
+            lambda error: self._translate(error, request, url),
+            self._log_in_again if self._finds_login else None,
         )
-        asks = self._finds_login
-        while True:
-            try:
-                found = await attempts.request(_send_once(self, method, path, *args, **kwargs))
-                attempts.succeeded()
-                return found
-            except (
-                HttpError,
-                aiohttp.ClientError,
-                RequestException,
-                GoogleAuthError,
-                OSError,
-                ValueError,
-            ) as error:
-                if asks and _is_refusal(error):
-                    asks = False
-                    if await asyncio.to_thread(self._log_in_again):
-                        continue
-                if not _is_retriable(error):
-                    _translate_error(error, self._format_path(path, args), url)
-                    raise
-                pause = attempts.pause(error, f"{method}: {_one_line(error)}")
-            await asyncio.sleep(pause)
 
     def _log_in_again(self) -> bool:
         """Look for a login again after a refusal, and return whether there is one.
@@ -155,55 +127,56 @@ class GoogleStorage(GCSFileSystem):
         settings["block_size"] = kwargs.get("block_size") or self.default_block_size
         return _Upload(self, path, mode, *args, **settings)
 
-    def create(self, path: str, data: bytes) -> bool:
-        """Write an object if none exists; returns whether this call wrote it.
-
-        A retried write can be refused because an earlier try, whose answer was lost, succeeded. A
-        random mark in the object's metadata identifies the writer.
-        """
-        mark = uuid.uuid4().hex
-        about = {"ponente-writer": mark}
-        try:
-            # `chunksize` forces one request for any size: a resumable upload has several, and tests
-            # the precondition at the first and the last.
-            self.pipe_file(path, data, mode="create", chunksize=len(data) + 1, metadata=about)
-        except FileExistsError:
-            try:
-                found: Any = self.info(path)
-                return found.get("metadata", {}).get("ponente-writer") == mark
-            except FileNotFoundError:
-                return False  # deleted since; so another process had written it
-        return True
-
-    async def _replace_if(self, path: str, data: bytes | None, generation: str) -> bool:
-        """Replace the object, or delete it (None), if its generation is `generation`."""
-        mark = uuid.uuid4().hex  # as in `create`
+    async def _write_object(self, path: str, data: bytes, mark: str, version: str | None) -> None:
         bucket, key, _ = self.split_path(path)
-        match = {"ifGenerationMatch": generation}
-        try:
-            if data is None:
-                await self._call("DELETE", "b/{}/o/{}", bucket, key, **match)
-                return True
-            about = json.dumps({"name": key, "metadata": {"ponente-writer": mark}}).encode()
-            await self._call(
-                "POST",
-                f"{self._location}/upload/storage/v1/b/{quote(bucket)}/o",
-                uploadType="multipart",
-                headers={"Content-Type": 'multipart/related; boundary="==0=="'},
-                data=_HEAD + about + _BODY + data + _TAIL,
-                **match,
-            )
-            return True
-        except (FileExistsError, FileNotFoundError):
-            if data is None:
-                return False
-        try:
-            found = await self._info(path)
-        except FileNotFoundError:
-            return False
-        return found.get("metadata", {}).get("ponente-writer") == mark
+        about = json.dumps({"name": key, "metadata": {MARK: mark}}).encode()
+        # One request for any size: a resumable upload has several, and tests the precondition at
+        # the first and the last.
+        await self._call(
+            "POST",
+            f"{self._location}/upload/storage/v1/b/{quote(bucket)}/o",
+            uploadType="multipart",
+            headers={"Content-Type": 'multipart/related; boundary="==0=="'},
+            data=_HEAD + about + _BODY + data + _TAIL,
+            ifGenerationMatch=version or "0",
+        )
 
-    replace_if = sync_wrapper(_replace_if)
+    async def _delete_object(self, path: str, version: str) -> None:
+        bucket, key, _ = self.split_path(path)
+        await self._call("DELETE", "b/{}/o/{}", bucket, key, ifGenerationMatch=version)
+
+    async def _mark_of(self, path: str) -> str | None:
+        return (await self._info(path)).get("metadata", {}).get(MARK)
+
+    def is_refusal(self, error: Exception) -> bool:
+        """Whether the store, or the search for a login, says that this user may not."""
+        code = error.code if isinstance(error, HttpError) else None
+        return str(error).startswith("Forbidden") or code in (401, 403) or _no_login(error)
+
+    def is_retriable(self, error: Exception) -> bool:
+        return (
+            is_retriable(error)
+            or retry.unreachable(error)
+            or isinstance(error, TimeoutError | ConnectionError)
+        )
+
+    def _translate(self, error: Exception, request: str, url: str) -> None:
+        if self.is_refusal(error):
+            raise InputError(
+                f"{url}: not permitted ({one_line(error)}); log in (gcloud auth "
+                "application-default login) or have the bucket grant objects.create, get, list and "
+                "delete"
+            ) from error
+        # A missing object is a normal answer; a missing bucket is the user's mistake.
+        if isinstance(error, FileNotFoundError):
+            if "upload_id=" in request:
+                raise StoreUnavailable(f"{url}: the store lost an upload in flight") from error
+            if "/o/" not in request:
+                bucket = url.removeprefix("gs://").partition("/")[0]
+                raise InputError(
+                    f"{url}: there is no bucket {bucket!r}; create it (gcloud storage buckets "
+                    "create) or correct the prefix"
+                ) from error
 
 
 def _login() -> Any:
@@ -220,44 +193,6 @@ def _login() -> Any:
 @functools.cache
 def _credentials() -> Any:
     return google.auth.default(scopes=[_SCOPE])[0]
-
-
-def _is_refusal(error: Exception) -> bool:
-    """Whether the store, or the search for a login, says that this user may not."""
-    code = error.code if isinstance(error, HttpError) else None
-    return str(error).startswith("Forbidden") or code in (401, 403) or _no_login(error)
-
-
-def _is_retriable(error: Exception) -> bool:
-    return (
-        is_retriable(error)
-        or retry.unreachable(error)
-        or isinstance(error, TimeoutError | ConnectionError)
-    )
-
-
-def _one_line(error: Exception) -> str:
-    text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
-
-
-def _translate_error(error: Exception, request: str, url: str) -> None:
-    """Raise `InputError` or `StoreUnavailable` for known causes; return for any other error."""
-    if _is_refusal(error):
-        raise InputError(
-            f"{url}: not permitted ({_one_line(error)}); log in (gcloud auth application-default "
-            "login) or have the bucket grant objects.create, get, list and delete"
-        ) from error
-    # A missing object is a normal answer; a missing bucket is the user's mistake.
-    if isinstance(error, FileNotFoundError):
-        if "upload_id=" in request:
-            raise StoreUnavailable(f"{url}: the store lost an upload in flight") from error
-        if "/o/" not in request:
-            bucket = url.removeprefix("gs://").partition("/")[0]
-            raise InputError(
-                f"{url}: there is no bucket {bucket!r}; create it (gcloud storage buckets create) "
-                "or correct the prefix"
-            ) from error
 
 
 def _no_login(error: Exception) -> bool:

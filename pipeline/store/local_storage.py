@@ -1,8 +1,8 @@
-"""Files on this machine's disks: the operations of `storage.py` for a path that is not a URL.
+"""Files on this machine's disks.
 
 A disk can fail for a moment (a network file system does), so every operation is retried. Only the
-errors about a missing or existing file are answers; any other error is raised, since a directory
-that could not be listed is not an empty directory.
+errors about a missing or existing file are answers: a directory that could not be listed is not an
+empty directory.
 """
 
 from __future__ import annotations
@@ -37,11 +37,7 @@ _HERE, _NO_REPLACE = -100, 1  # AT_FDCWD and RENAME_NOREPLACE
 
 
 def with_retries(path: str, action: Callable[[], T]) -> T:
-    """The result of `action`, which is retried after errors of the disk.
-
-    Raises:
-        StoreUnavailable: when it still fails, naming `path`.
-    """
+    """The result of `action`; `StoreUnavailable`, which names `path`, when it keeps failing."""
     attempts = retry.Retry(path, _POLICY)
     while True:
         try:
@@ -53,36 +49,135 @@ def with_retries(path: str, action: Callable[[], T]) -> T:
         attempts.sleep(pause)
 
 
-def size(path: str) -> int | None:
-    """Size in bytes of the file at `path`; None when there is none."""
-    try:
-        return with_retries(path, lambda: os.stat(path).st_size)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
+class Disk:
+    """The operations of `storage` on files, by absolute path."""
 
+    def exists(self, path: str) -> bool:
+        return self.size(path) is not None
 
-def read(path: str) -> bytes:
-    """The file's content. Raises `FileNotFoundError` when there is none."""
+    def size(self, path: str) -> int | None:
+        try:
+            return with_retries(path, lambda: os.stat(path).st_size)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
 
-    def once() -> bytes:
-        with open(path, "rb") as file:
-            return file.read()
+    def modified(self, path: str) -> float | None:
+        try:
+            return os.stat(path).st_mtime
+        except FileNotFoundError:
+            return None
 
-    return with_retries(path, once)
+    def read(self, path: str) -> bytes:
+        return with_retries(path, lambda: _read(path))
 
+    def open_read(self, path: str) -> IO[bytes]:
+        return with_retries(path, lambda: open(path, "rb"))
 
-def open_write(path: str) -> IO[bytes]:
-    """Open a file for writing; makes its directory if necessary."""
+    def open_write(self, path: str) -> IO[bytes]:
+        def once() -> IO[bytes]:
+            make_directory(os.path.dirname(path))
+            return open(path, "wb")
 
-    def once() -> IO[bytes]:
-        make_directory(os.path.dirname(path))
-        return open(path, "wb")
+        return with_retries(path, once)
 
-    return with_retries(path, once)
+    def create(self, path: str, data: bytes, durable: bool) -> bool:
+        """By `os.link` of a finished temporary file, which unlike a rename fails if `path` exists.
+
+        Without hard links (exFAT, SMB), a rename that replaces nothing does the same.
+        """
+        tries: list[str] = []
+
+        def once() -> bool:
+            tries.append(path)
+            with _temporary(path, data, durable) as temporary:
+                try:
+                    os.link(temporary, path)
+                except FileExistsError:
+                    return False
+                except OSError as error:
+                    tries.append(path)
+                    return _rename_to_new(temporary, path, error)
+            return True
+
+        # An operation that failed may still have taken effect: after a retry, a file with this
+        # content is our own.
+        return with_retries(path, once) or (len(tries) > 1 and self.read(path) == data)
+
+    def read_versioned(self, path: str) -> tuple[bytes, str]:
+        data = self.read(path)
+        return data, hashlib.sha256(data).hexdigest()
+
+    def replace(self, path: str, data: bytes, durable: bool) -> None:
+        def once() -> None:
+            with _temporary(path, data, durable) as temporary:
+                os.replace(temporary, path)
+
+        with_retries(path, once)
+
+    def replace_if(self, path: str, data: bytes | None, version: str) -> bool:
+        tries: list[str] = []
+
+        def once() -> bool:
+            tries.append(path)
+            with _locked(os.path.dirname(path)):
+                try:
+                    found = _read(path)
+                except FileNotFoundError:
+                    return len(tries) > 1 and data is None
+                if hashlib.sha256(found).hexdigest() != version:
+                    # As in `create`: a try that failed may still have taken effect.
+                    return len(tries) > 1 and found == data
+                if data is None:
+                    os.unlink(path)
+                    return True
+                with _temporary(path, data, durable=True) as temporary:
+                    os.replace(temporary, path)
+                return True
+
+        try:
+            return with_retries(path, once)
+        except FileNotFoundError:
+            return False  # the directory is gone
+
+    def list_names(self, path: str) -> list[str]:
+        try:
+            names = with_retries(path, lambda: os.listdir(path))
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        return [name for name in names if not TEMPORARY.fullmatch(name)]
+
+    def files(self, path: str) -> dict[str, int]:
+        # Not by fsspec, which skips what it cannot list: a shard would lose files unnoticed.
+        return with_retries(path, lambda: _walk(path))
+
+    def inventory(self, path: str) -> dict[str, tuple[int, float | None]]:
+        """Leaves out the temporary files of writers that may be alive."""
+        found: dict[str, tuple[int, float | None]] = {}
+        since = time.time() - ABANDONED_SECONDS
+        for directory, inner, names in os.walk(path):
+            links = [name for name in inner if os.path.islink(os.path.join(directory, name))]
+            for name in (*names, *links):
+                with contextlib.suppress(FileNotFoundError):
+                    state = os.lstat(os.path.join(directory, name))
+                    if TEMPORARY.fullmatch(name) and state.st_mtime > since:
+                        continue
+                    found[os.path.join(directory, name)] = (state.st_size, state.st_mtime)
+            if not inner and not names and directory != path:
+                found[directory] = (0, None)
+        return found
+
+    def remove(self, path: str) -> None:
+        def once() -> None:
+            if stat.S_ISDIR(os.lstat(path).st_mode):
+                shutil.rmtree(path)
+            else:
+                os.unlink(path)
+
+        with contextlib.suppress(FileNotFoundError):
+            with_retries(path, once)
 
 
 def make_directory(path: str) -> None:
-    """Make a directory and those above it."""
     try:
         os.makedirs(path, exist_ok=True)
     except FileExistsError:
@@ -91,29 +186,9 @@ def make_directory(path: str) -> None:
             raise NotADirectoryError(f"{path}: expected a directory, found a file") from None
 
 
-def create(path: str, data: bytes, durable: bool) -> bool:
-    """Create a file with all of its content or not at all; False when `path` existed.
-
-    `os.link` of a finished temporary file is atomic and, unlike a rename, fails if `path` exists.
-    Without hard links (exFAT, SMB), a rename that replaces nothing does the same.
-    """
-    tries: list[str] = []
-
-    def once() -> bool:
-        tries.append(path)
-        with _temporary(path, data, durable) as temporary:
-            try:
-                os.link(temporary, path)
-            except FileExistsError:
-                return False
-            except OSError as error:
-                tries.append(path)
-                return _rename_to_new(temporary, path, error)
-        return True
-
-    # An operation that failed may still have taken effect: after a retry, a file with this content
-    # is our own.
-    return with_retries(path, once) or (len(tries) > 1 and read(path) == data)
+def _read(path: str) -> bytes:
+    with open(path, "rb") as file:
+        return file.read()
 
 
 def _rename_to_new(source: str, path: str, refused: OSError) -> bool:
@@ -128,51 +203,9 @@ def _rename_to_new(source: str, path: str, refused: OSError) -> bool:
     raise refused
 
 
-def replace(path: str, data: bytes, durable: bool) -> None:
-    """Put a finished file in the place of the one at `path`."""
-
-    def once() -> None:
-        with _temporary(path, data, durable) as temporary:
-            os.replace(temporary, path)
-
-    with_retries(path, once)
-
-
-def replace_if(path: str, data: bytes | None, version: str) -> bool:
-    """Replace the file, or delete it (None), if the SHA-256 of its content is `version`."""
-    tries: list[str] = []
-
-    def once() -> bool:
-        tries.append(path)
-        with _locked(os.path.dirname(path)):
-            try:
-                with open(path, "rb") as file:
-                    found = file.read()
-            except FileNotFoundError:
-                return len(tries) > 1 and data is None
-            if hashlib.sha256(found).hexdigest() != version:
-                # As in `create`: a try that failed may still have taken effect.
-                return len(tries) > 1 and found == data
-            if data is None:
-                os.unlink(path)
-                return True
-            with _temporary(path, data, durable=True) as temporary:
-                os.replace(temporary, path)
-            return True
-
-    try:
-        return with_retries(path, once)
-    except FileNotFoundError:
-        return False  # the directory is gone
-
-
 @contextlib.contextmanager
 def _locked(directory: str) -> Iterator[None]:
-    """The lock on conditional writes in a directory, held for one comparison and write.
-
-    Raises:
-        TimeoutError: when another process, such as a stopped one, holds it for `_LOCK_SECONDS`.
-    """
+    """The lock on conditional writes in a directory, held for one comparison and write."""
     name, deadline = os.path.join(directory, ".lock"), time.monotonic() + _LOCK_SECONDS
     while True:
         file = os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
@@ -237,43 +270,6 @@ def _unlink_best_effort(name: str) -> None:
         return
 
 
-def list_names(path: str) -> list[str]:
-    """Names directly under a directory; empty when there is no such directory."""
-    try:
-        return with_retries(path, lambda: os.listdir(path))
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-
-
-def walk(path: str) -> dict[str, int]:
-    """Size in bytes of every file under `path`, by the file's path.
-
-    Raises:
-        InputError: for a symbolic link, a pipe or a device.
-    """
-    return with_retries(path, lambda: _walk(path))
-
-
-def inventory(path: str) -> dict[str, tuple[int, float | None]]:
-    """Path -> (bytes, Unix time of the last write) of the files, links and empty directories.
-
-    It leaves out the temporary files of writers that may be alive.
-    """
-    found: dict[str, tuple[int, float | None]] = {}
-    since = time.time() - ABANDONED_SECONDS
-    for directory, inner, names in os.walk(path):
-        links = [name for name in inner if os.path.islink(os.path.join(directory, name))]
-        for name in (*names, *links):
-            with contextlib.suppress(FileNotFoundError):
-                state = os.lstat(os.path.join(directory, name))
-                if TEMPORARY.fullmatch(name) and state.st_mtime > since:
-                    continue
-                found[os.path.join(directory, name)] = (state.st_size, state.st_mtime)
-        if not inner and not names and directory != path:
-            found[directory] = (0, None)
-    return found
-
-
 def _walk(path: str) -> dict[str, int]:
     def refuse(error: OSError) -> None:
         if not isinstance(error, FileNotFoundError):
@@ -299,19 +295,6 @@ def _walk(path: str) -> dict[str, int]:
                     "or a device; an output's files must be in its own directory"
                 )
     return found
-
-
-def remove(path: str) -> None:
-    """Delete a file, or a directory with its contents; does nothing if it does not exist."""
-
-    def once() -> None:
-        if stat.S_ISDIR(os.lstat(path).st_mode):
-            shutil.rmtree(path)
-        else:
-            os.unlink(path)
-
-    with contextlib.suppress(FileNotFoundError):
-        with_retries(path, once)
 
 
 def check_writable(directory: str, name: str) -> None:

@@ -18,43 +18,38 @@ No operation renames a directory: object stores cannot.
 from __future__ import annotations
 
 import contextlib
-import datetime
 import hashlib
 import os
 import re
-import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextvars import ContextVar
-from glob import has_magic
 from typing import IO, Any
 
 from fsspec import get_filesystem_class
 from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
 
-from pipeline.errors import InputError, StorageError
+from pipeline.errors import InputError
 from pipeline.store import local_storage
 from pipeline.store.decode import parse_json
+from pipeline.store.object_storage import Bucket, Memory, Objects
 
 _give_up_after: ContextVar[float | None] = ContextVar("give_up_after", default=None)
-_memory_lock = threading.Lock()
 _CHUNK = 1 << 22
 _GOOGLE = ("gs://", "gcs://")
 _BUCKETS = (*_GOOGLE, "s3://")
 _STORES = ("gs", "gcs", "s3", "memory")
-_LOCAL = LocalFileSystem()
+_LOCAL, _DISK = LocalFileSystem(), local_storage.Disk()
 with_local_retries = local_storage.with_retries  # for code that opens local files itself
-# Names that every store and tool reads alike: no character that is special in a shell, a URL, a
-# glob or fsspec's chained URLs, and no two characters that look alike.
+# No character that is special in a shell, a URL, a glob or fsspec's chained URLs, and no two
+# characters that look alike.
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_.=+@,~][A-Za-z0-9_.=+@,~-]{0,254}")
 
 
 def filesystem(url: str, give_up_after: float | None = None) -> tuple[Any, str]:
     """The fsspec filesystem of `url` and the path inside it.
 
-    Args:
-        url: see the module's docstring.
-        give_up_after: seconds for one request to a bucket and its retries; None for the default.
+    A request to a bucket takes `give_up_after` seconds at most, with its retries.
     """
     if url.startswith(_BUCKETS):
         # No listings cache: it would lack objects that other processes wrote since.
@@ -68,8 +63,7 @@ def filesystem(url: str, give_up_after: float | None = None) -> tuple[Any, str]:
     return url_to_fs(url)
 
 
-def _bucket_class(url: str) -> Any:
-    """The class for buckets; imported here because their clients take a second to import."""
+def _bucket_class(url: str) -> Any:  # imports here, because the clients take a second to import
     if url.startswith(_GOOGLE):
         from pipeline.store.google_storage import GoogleStorage
 
@@ -90,12 +84,10 @@ def giving_up_after(seconds: float) -> Iterator[None]:
 
 
 def is_local(url: str) -> bool:
-    """Whether `url` is a path on this machine's disks."""
     return "://" not in url or url.startswith(("file://", "local://"))
 
 
 def local_path(url: str) -> str:
-    """The absolute path of a local `url`. Raises `InputError` when it is not local."""
     if not is_local(url):
         raise InputError(f"expected a path on this machine, got {url!r}")
     return filesystem(url)[1]
@@ -104,8 +96,7 @@ def local_path(url: str) -> str:
 def normalise(url: str) -> str:
     """`url` with a local path made absolute, gs:// for gcs://, and no trailing slash.
 
-    Raises:
-        InputError: for anything but a path or a URL of a supported store; nothing is accessed.
+    Raises `InputError` for anything but a path or a URL of a supported store; nothing is accessed.
     """
     wrong = _wrong_with(url)
     if wrong:
@@ -144,13 +135,7 @@ def _wrong_with(url: str) -> str:
 
 
 def join(root: str, *parts: str) -> str:
-    """`root` extended by relative `parts`.
-
-    Raises:
-        InputError: for a part that could leave `root`, or that a store or tool could interpret as
-            another name: a name has at most 255 ASCII letters, digits and `_.=+@,~-`, does not
-            begin with `-`, and does not end with `.` or `.tmp`.
-    """
+    """`root` extended by relative `parts`, of names that every store and tool reads alike."""
     names: list[str] = []
     for part in parts:
         for name in part.split("/"):
@@ -163,147 +148,87 @@ def join(root: str, *parts: str) -> str:
     return "/".join([root.rstrip("/"), *names])
 
 
-def exists(url: str) -> bool:
-    """Whether an object or a directory exists at `url`; never answered from a cache."""
+def _at(url: str) -> tuple[Any, str]:
+    """The store of `url` and the path in it."""
     fs, path = filesystem(url)
     if isinstance(fs, LocalFileSystem):
-        return local_storage.size(path) is not None
-    fs.invalidate_cache()
-    return fs.exists(path)
+        return _DISK, path
+    if url.startswith(_BUCKETS):
+        return Bucket(fs), path
+    return (Memory if fs.protocol == "memory" else Objects)(fs), path
+
+
+def exists(url: str) -> bool:
+    """Whether an object or a directory exists at `url`; never answered from a cache."""
+    store, path = _at(url)
+    return store.exists(path)
 
 
 def size(url: str) -> int | None:
     """Size in bytes of the object at `url`; None when there is none."""
-    fs, path = filesystem(url)
-    if isinstance(fs, LocalFileSystem):
-        return local_storage.size(path)
-    try:
-        return fs.info(path)["size"]
-    except FileNotFoundError:
-        return None
+    store, path = _at(url)
+    return store.size(path)
 
 
 def modified(url: str) -> float | None:
     """Unix time in seconds of the object's last write; None without the object or such a time."""
-    fs, path = filesystem(url)
-    try:
-        if isinstance(fs, LocalFileSystem):
-            return os.stat(path).st_mtime
-        return fs.modified(path).timestamp()
-    except FileNotFoundError:
-        return None
-    # Stores of fsspec without such a time have no method, no field, or a field without a value.
-    except (NotImplementedError, KeyError, AttributeError):
-        return None
+    store, path = _at(url)
+    return store.modified(path)
 
 
 def read_bytes(url: str) -> bytes:
     """The object's content. Raises `FileNotFoundError` when it does not exist."""
-    fs, path = filesystem(url)
-    return local_storage.read(path) if isinstance(fs, LocalFileSystem) else fs.cat_file(path)
+    store, path = _at(url)
+    return store.read(path)
 
 
 def read_json(url: str) -> Any:
-    """The object's content as JSON.
-
-    Raises:
-        FileNotFoundError: when it does not exist.
-        ValueError: as for `decode.parse_json`.
-    """
+    """The object's content as JSON; raises as `read_bytes` and `decode.parse_json`."""
     return parse_json(read_bytes(url))
 
 
 def open_read(url: str) -> IO[bytes]:
     """Open an object for random-access reading."""
-    fs, path = filesystem(url)
-    if isinstance(fs, LocalFileSystem):
-        return local_storage.with_retries(path, lambda: open(path, "rb"))
-    return fs.open(path, "rb")
+    store, path = _at(url)
+    return store.open_read(path)
 
 
 def open_write(url: str) -> IO[bytes]:
     """Open an object for writing; makes its directories. Not atomic: for files of an attempt."""
-    fs, path = filesystem(url)
-    if isinstance(fs, LocalFileSystem):
-        return local_storage.open_write(path)
-    fs.makedirs(os.path.dirname(path), exist_ok=True)
-    return fs.open(path, "wb")
+    store, path = _at(url)
+    return store.open_write(path)
 
 
 def create(url: str, data: bytes, *, durable: bool = True) -> bool:
     """Write `data` at `url` if no object exists. True when written, False when one existed.
 
-    All of the content appears or none, and of any number of racing callers one gets True.
-
-    Args:
-        url: the object's URL.
-        data: its content.
-        durable: on a local disk, fsync before the object appears, so that a power failure cannot
-            lose an object that another process has read.
+    All of the content appears or none, and of any number of racing callers one gets True. With
+    `durable`, a local disk is synced before the object appears, so that a power failure cannot lose
+    an object that another process has read.
     """
-    fs, path = filesystem(url)
-    if isinstance(fs, LocalFileSystem):
-        return local_storage.create(path, data, durable)
-    if fs.protocol == "memory":
-        with _memory_lock:
-            if fs.exists(path):
-                return False
-            fs.pipe_file(path, data)
-            return True
-    _check_conditional(url)
-    return fs.create(path, data)
+    store, path = _at(url)
+    return store.create(path, data, durable)
 
 
 def read_versioned(url: str) -> tuple[bytes, str]:
     """An object's content and the version `replace_if` compares. Raises `FileNotFoundError`."""
-    fs, path = filesystem(url)
-    if url.startswith(_BUCKETS):
-        # The version is read before the content: if the object is replaced in between, the older
-        # version matches nothing and `replace_if` fails safely.
-        about = fs.info(path)
-        version = str(about["generation" if url.startswith(_GOOGLE) else "ETag"])
-        return fs.cat_file(path), version
-    data = read_bytes(url)
-    return data, hashlib.sha256(data).hexdigest()
+    store, path = _at(url)
+    return store.read_versioned(path)
 
 
 def replace_if(url: str, data: bytes | None, version: str) -> bool:
     """Replace the object by `data`, or delete it (None), if it still has this version.
 
-    Returns:
-        False when it has another version or does not exist; nothing was changed then.
+    Returns False when it has another version or does not exist; nothing was changed then.
     """
-    fs, path = filesystem(url)
-    if isinstance(fs, LocalFileSystem):
-        return local_storage.replace_if(path, data, version)
-    if fs.protocol != "memory":
-        _check_conditional(url)
-        return fs.replace_if(path, data, version)
-    with _memory_lock:
-        if not fs.exists(path) or hashlib.sha256(fs.cat_file(path)).hexdigest() != version:
-            return False
-        if data is None:
-            fs.rm_file(path)
-        else:
-            fs.pipe_file(path, data)
-        return True
-
-
-def _check_conditional(url: str) -> None:
-    if not url.startswith(_BUCKETS):
-        raise StorageError(
-            f"{url}: this store has no conditional write, which publishing an output needs; "
-            "use a local path, gs:// or s3://"
-        )
+    store, path = _at(url)
+    return store.replace_if(path, data, version)
 
 
 def write_atomic(url: str, data: bytes, *, durable: bool = True) -> None:
     """Replace the object at `url` by `data`; readers see all of the old bytes or of the new."""
-    fs, path = filesystem(url)
-    if isinstance(fs, LocalFileSystem):
-        local_storage.replace(path, data, durable)
-    else:
-        fs.pipe_file(path, data)
+    store, path = _at(url)
+    store.replace(path, data, durable)
 
 
 def list_names(url: str) -> list[str]:
@@ -311,38 +236,18 @@ def list_names(url: str) -> list[str]:
 
     Leaves out the temporary files of another writer's unfinished `create` or `write_atomic`.
     """
-    fs, path = filesystem(url)
-    if isinstance(fs, LocalFileSystem):
-        return sorted(
-            n for n in local_storage.list_names(path) if not local_storage.TEMPORARY.fullmatch(n)
-        )
-    fs.invalidate_cache()
-    try:
-        found = fs.ls(path, detail=False)
-    except FileNotFoundError:
-        return []
-    return sorted({name.rstrip("/").rsplit("/", 1)[-1] for name in found} - {""})
+    store, path = _at(url)
+    return sorted(store.list_names(path))
 
 
 def list_files(url: str) -> Iterator[tuple[str, int]]:
     """(path relative to `url`, size in bytes) of every object under `url`, sorted by path.
 
-    Raises:
-        InputError: for a symbolic link, a pipe or a device: its data is not under `url`, so it can
-            be neither recorded nor kept.
+    Raises `InputError` for a symbolic link, a pipe or a device: its data is not under `url`.
     """
-    fs, path = filesystem(url)
+    store, path = _at(url)
     prefix = path.rstrip("/") + "/"
-    if isinstance(fs, LocalFileSystem):
-        # Not by fsspec, which skips what it cannot list: a shard would lose files unnoticed.
-        found = local_storage.walk(path)
-    else:
-        fs.invalidate_cache()
-        try:
-            found = {name: info["size"] for name, info in fs.find(path, detail=True).items()}
-        except FileNotFoundError:
-            return
-    for name, length in sorted(found.items()):
+    for name, length in sorted(store.files(path).items()):
         if not local_storage.TEMPORARY.fullmatch(name):  # an unfinished `create` or `write_atomic`
             yield name.removeprefix(prefix), length
 
@@ -353,23 +258,9 @@ def inventory(url: str) -> dict[str, tuple[int, float | None]]:
     Unlike `list_files` it includes links, empty directories, and temporary files that a `create` or
     `write_atomic` left behind `local_storage.ABANDONED_SECONDS` ago.
     """
-    fs, path = filesystem(url)
-    if isinstance(fs, LocalFileSystem):
-        found = local_storage.inventory(path)
-    else:
-        fs.invalidate_cache()
-        try:
-            objects = fs.find(path, detail=True)
-        except FileNotFoundError:
-            return {}
-        found = {name: (info["size"], _written(info)) for name, info in objects.items()}
+    store, path = _at(url)
     prefix = path.rstrip("/") + "/"
-    return {name.removeprefix(prefix): entry for name, entry in found.items()}
-
-
-def _written(info: Mapping[str, Any]) -> float | None:
-    time = info.get("mtime") or info.get("created") or info.get("LastModified")
-    return time.timestamp() if isinstance(time, datetime.datetime) else None
+    return {name.removeprefix(prefix): entry for name, entry in store.inventory(path).items()}
 
 
 def sha256(url: str) -> str:
@@ -383,15 +274,5 @@ def sha256(url: str) -> str:
 
 def delete_tree(url: str) -> None:
     """Delete everything under `url`; does nothing if it does not exist."""
-    fs, path = filesystem(url)
-    if isinstance(fs, LocalFileSystem):
-        local_storage.remove(path)
-        return
-    try:
-        if has_magic(path):
-            for name in [*fs.find(path)]:  # `rm` would expand the path as a glob pattern
-                fs.rm_file(name)
-        else:
-            fs.rm(path, recursive=True)
-    except FileNotFoundError:
-        return
+    store, path = _at(url)
+    store.remove(path)

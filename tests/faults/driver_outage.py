@@ -29,7 +29,7 @@ from pipeline.execute.event_log import EventLog
 from pipeline.execute.executor import Execution
 from pipeline.execute.inline import InlineWorkers
 from pipeline.graph.step import as_node
-from pipeline.store import google_storage, local_storage, retry
+from pipeline.store import google_storage, local_storage, object_storage, retry
 from pipeline.store.outputs import Store
 from tests.faults.fake_gcs import FakeGCS
 from tests.faults.registry import Fault, trials
@@ -86,8 +86,8 @@ def disturbed(outage: Outage) -> Iterator[Outage]:
 
     short = {
         (local_storage, "_POLICY"): retry.Policy(1.0, 0.001, attempts=2),
-        (google_storage, "GIVE_UP_SECONDS"): 0.05,
-        (google_storage, "FIRST_WAIT_SECONDS"): 0.01,
+        (object_storage, "GIVE_UP_SECONDS"): 0.05,
+        (object_storage, "FIRST_WAIT_SECONDS"): 0.01,
         (errands, "FIRST_PAUSE_SECONDS"): 0.01,
         (errands, "LONGEST_PAUSE_SECONDS"): 0.1,
     }

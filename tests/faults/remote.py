@@ -18,7 +18,7 @@ from typing import Any
 from unittest import mock
 
 from pipeline.errors import InputError, PonenteError, StepFailed, StoreUnavailable
-from pipeline.store import google_storage, storage, write_check
+from pipeline.store import object_storage, storage, write_check
 from pipeline.store.manifest import load
 from pipeline.store.write_check import check_writable
 from tests.faults.fake_gcs import FakeGCS, Faults
@@ -38,9 +38,9 @@ GIVE_UP_SECONDS = 0.5
 def quick_retries(give_up: float = 60.0) -> Iterator[None]:
     """Retries of the store's client without their waits."""
     with (
-        mock.patch.object(google_storage, "FIRST_WAIT_SECONDS", 0.002),
-        mock.patch.object(google_storage, "LONGEST_WAIT_SECONDS", 0.02),
-        mock.patch.object(google_storage, "GIVE_UP_SECONDS", give_up),
+        mock.patch.object(object_storage, "FIRST_WAIT_SECONDS", 0.002),
+        mock.patch.object(object_storage, "LONGEST_WAIT_SECONDS", 0.02),
+        mock.patch.object(object_storage, "GIVE_UP_SECONDS", give_up),
     ):
         yield
 

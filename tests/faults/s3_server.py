@@ -15,7 +15,7 @@ def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """The URL of an empty bucket; retries do not wait."""
     pytest.importorskip("s3fs", reason="the optional extra s3 is not installed")
     moto = pytest.importorskip("moto.server", reason="the optional extra s3-tests is not installed")
-    from pipeline.store import s3_storage, storage
+    from pipeline.store import object_storage, s3_storage, storage
 
     server = moto.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
@@ -27,8 +27,8 @@ def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         "AWS_DEFAULT_REGION": "us-east-1",
     }.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(s3_storage, "FIRST_WAIT_SECONDS", 0.002)
-    monkeypatch.setattr(s3_storage, "LONGEST_WAIT_SECONDS", 0.01)
+    monkeypatch.setattr(object_storage, "FIRST_WAIT_SECONDS", 0.002)
+    monkeypatch.setattr(object_storage, "LONGEST_WAIT_SECONDS", 0.01)
     s3_storage.S3Storage.clear_instance_cache()
     # What it keeps belongs to the process, not to the server.
     urlopen(Request(f"http://{host}:{port}/moto-api/reset", method="POST")).close()

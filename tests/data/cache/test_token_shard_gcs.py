@@ -9,7 +9,7 @@ from data.cache import shard_io, token_shard
 from data.cache.token_array import TokenArray
 from data.cache.token_shard import TokenShard
 from pipeline.errors import CorruptOutput, StorageError, StoreUnavailable
-from pipeline.store import google_storage
+from pipeline.store import object_storage
 from tests.data.token_shards import content_digest
 from tests.faults.fake_gcs import FakeGCS, Faults
 
@@ -20,8 +20,8 @@ KEY = "store/shard/"
 @pytest.fixture
 def server(monkeypatch):
     """A bucket, and retries that do not wait."""
-    monkeypatch.setattr(google_storage, "FIRST_WAIT_SECONDS", 0.002)
-    monkeypatch.setattr(google_storage, "LONGEST_WAIT_SECONDS", 0.01)
+    monkeypatch.setattr(object_storage, "FIRST_WAIT_SECONDS", 0.002)
+    monkeypatch.setattr(object_storage, "LONGEST_WAIT_SECONDS", 0.01)
     quick = {"max_retries": 9, "initial_delay": "1ms", "max_delay": "4ms"}
     monkeypatch.setattr(shard_io, "BUCKET_RETRIES", quick)
     with FakeGCS() as running:

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 import pytest
 
 from pipeline.errors import InputError, PonenteError, StorageError, StoreUnavailable
-from pipeline.store import google_storage, storage, write_check
+from pipeline.store import object_storage, storage, write_check
 from pipeline.store.google_storage import GoogleStorage
 from pipeline.store.shards import File, Shard, check_sizes
 from pipeline.store.write_check import check_writable
@@ -26,8 +26,8 @@ ROOT = "gs://bucket/store"
 @pytest.fixture
 def server(monkeypatch) -> Iterator[FakeGCS]:
     """A bucket, and retries that do not wait."""
-    monkeypatch.setattr(google_storage, "FIRST_WAIT_SECONDS", 0.002)
-    monkeypatch.setattr(google_storage, "LONGEST_WAIT_SECONDS", 0.01)
+    monkeypatch.setattr(object_storage, "FIRST_WAIT_SECONDS", 0.002)
+    monkeypatch.setattr(object_storage, "LONGEST_WAIT_SECONDS", 0.01)
     with FakeGCS(page=3) as running:
         yield running
 
@@ -114,7 +114,7 @@ def test_of_racing_threads_one_creates(server):
 
 
 def _race_process(number: int, barrier, wins) -> None:
-    google_storage.FIRST_WAIT_SECONDS = 0.002
+    object_storage.FIRST_WAIT_SECONDS = 0.002
     for round_ in range(20):
         barrier.wait()
         if storage.create(f"{ROOT}/{round_}", f"{number}".encode()):
@@ -273,7 +273,7 @@ OPERATIONS = {
 def test_a_store_that_is_down_is_a_transient_error_naming_the_url(server, monkeypatch, name, kind):
     """Every operation gives up, with an error that is ours, that is an OSError, with the URL."""
     server.put("bucket", "store/x", b"1", {}, {})
-    monkeypatch.setattr(google_storage, "GIVE_UP_SECONDS", 0.05)
+    monkeypatch.setattr(object_storage, "GIVE_UP_SECONDS", 0.05)
     monkeypatch.setattr(write_check, "_CHECK_SECONDS", 0.05)
     server.faults = Faults(1.0, kinds=(kind,))
     with pytest.raises(StoreUnavailable, match=ROOT) as raised:
@@ -302,7 +302,7 @@ def test_a_missing_bucket_is_refused_input(server, name):
 
 def test_a_failed_upload_leaves_no_view_of_its_buffer(server, monkeypatch):
     """The collector of some Pythons crashes on a buffer that it ends before its views."""
-    monkeypatch.setattr(google_storage, "GIVE_UP_SECONDS", 0.05)
+    monkeypatch.setattr(object_storage, "GIVE_UP_SECONDS", 0.05)
     file = storage.open_write(f"{ROOT}/file")
     file.write(bytes(6_000_000))
     server.faults = Faults(1.0, kinds=("503",))
@@ -317,7 +317,7 @@ def test_a_failed_upload_leaves_no_view_of_its_buffer(server, monkeypatch):
 def test_a_file_being_read_fails_as_ours(server, monkeypatch):
     """The error is translated also where gcsfs's file object makes the request."""
     storage.write_atomic(f"{ROOT}/x", bytes(100))
-    monkeypatch.setattr(google_storage, "GIVE_UP_SECONDS", 0.05)
+    monkeypatch.setattr(object_storage, "GIVE_UP_SECONDS", 0.05)
     with storage.open_read(f"{ROOT}/x") as file:
         server.faults = Faults(1.0, kinds=("503",))
         with pytest.raises(StoreUnavailable, match=f"{ROOT}/x"):

@@ -15,7 +15,7 @@ import tensorstore as ts
 
 from data.cache import shard_io
 from pipeline.errors import CorruptOutput, InputError, StorageError
-from pipeline.store import google_storage, storage
+from pipeline.store import object_storage, storage
 from tests.faults.fake_gcs import FakeGCS, Faults
 from tests.training import tiny
 from training.checkpoint import device_to_host, files
@@ -269,8 +269,8 @@ def test_a_failed_write_leaves_nothing(new_checkpointer, tmp_path, monkeypatch):
 @pytest.mark.parametrize("failing", [0.0, 0.2])
 def test_a_bucket_holds_what_a_disk_holds(new_checkpointer, tmp_path, monkeypatch, failing):
     """The same files, through requests that fail sometimes, and back onto other devices."""
-    monkeypatch.setattr(google_storage, "FIRST_WAIT_SECONDS", 0.002)
-    monkeypatch.setattr(google_storage, "LONGEST_WAIT_SECONDS", 0.01)
+    monkeypatch.setattr(object_storage, "FIRST_WAIT_SECONDS", 0.002)
+    monkeypatch.setattr(object_storage, "LONGEST_WAIT_SECONDS", 0.01)
     quick = {"max_retries": 20, "initial_delay": "1ms", "max_delay": "4ms"}
     monkeypatch.setattr(shard_io, "BUCKET_RETRIES", quick)
     state = tiny.program(4, parallel=tiny.split(4)).init()

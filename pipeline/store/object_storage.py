@@ -1,0 +1,248 @@
+"""Stores of objects, by fsspec: the operations of `storage`, and what our clients of buckets share.
+
+Every request of such a client goes through `Client.retried`. There a transient error (429, 5xx,
+connection reset, truncated body) is retried with the policy of `retry` for `GIVE_UP_SECONDS` and
+then raised as `StoreUnavailable`; a permanent one (no permission, no bucket) is an `InputError` at
+once. Both name the URL.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import hashlib
+import os
+import threading
+import uuid
+from collections.abc import Awaitable, Callable, Mapping
+from glob import has_magic
+from typing import IO, Any
+
+from fsspec.asyn import sync_wrapper
+
+from pipeline.errors import StorageError
+from pipeline.store import retry
+
+GIVE_UP_SECONDS = 90.0
+FIRST_WAIT_SECONDS = 0.25
+LONGEST_WAIT_SECONDS = 16.0
+NO_DATA_SECONDS = 60  # read timeout of a connection
+MARK = "ponente-writer"
+_memory_lock = threading.Lock()
+
+
+class Client:
+    """Conditional writes and retries, for a class that also derives from fsspec's client.
+
+    A retried write can be refused because an earlier try, whose answer was lost, succeeded: so a
+    random mark in the object's metadata identifies the writer.
+    """
+
+    errors: tuple[type[Exception], ...]  # those of requests
+    give_up_after: float | None  # seconds for one request with its retries; None for the default
+
+    def is_retriable(self, error: Exception) -> bool:
+        raise NotImplementedError
+
+    def is_refusal(self, error: Exception) -> bool:
+        """Whether this user may not."""
+        raise NotImplementedError
+
+    async def _write_object(self, path: str, data: bytes, mark: str, version: str | None) -> None:
+        """One conditional request, None for no object; `FileExistsError` if refused."""
+        raise NotImplementedError
+
+    async def _delete_object(self, path: str, version: str) -> None:
+        raise NotImplementedError
+
+    async def _mark_of(self, path: str) -> str | None:
+        raise NotImplementedError
+
+    async def retried(
+        self,
+        url: str,
+        place: str,
+        method: str,
+        send: Callable[[], Awaitable[Any]],
+        translate: Callable[[Exception], None],
+        log_in: Callable[[], bool] | None = None,
+    ) -> Any:
+        """The answer to a request; `translate` raises what a known permanent error means.
+
+        `log_in` is called once after a refusal, and returns whether to try again.
+        """
+        own = self.give_up_after
+        limit = GIVE_UP_SECONDS if own is None else own
+        policy = retry.Policy(
+            limit, FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS, strict=own is not None
+        )
+        attempts = retry.Retry(url, policy, place, "; run again when the store answers")
+        while True:
+            try:
+                found = await attempts.request(send())
+                attempts.succeeded()
+                return found
+            except self.errors as error:
+                if log_in is not None and self.is_refusal(error):
+                    again, log_in = log_in, None
+                    if await asyncio.to_thread(again):
+                        continue
+                if not self.is_retriable(error):
+                    translate(error)
+                    raise
+                pause = attempts.pause(error, f"{method}: {one_line(error)}")
+            await asyncio.sleep(pause)
+
+    async def _write_if(self, path: str, data: bytes, version: str | None = None) -> bool:
+        mark = uuid.uuid4().hex
+        try:
+            await self._write_object(path, data, mark, version)
+            return True
+        except (FileExistsError, FileNotFoundError):
+            pass
+        try:
+            return await self._mark_of(path) == mark
+        except FileNotFoundError:
+            return False  # deleted since
+
+    async def _replace_if(self, path: str, data: bytes | None, version: str) -> bool:
+        if data is not None:
+            return await self._write_if(path, data, version)
+        try:
+            await self._delete_object(path, version)
+        except (FileExistsError, FileNotFoundError):
+            return False
+        return True
+
+    create = sync_wrapper(_write_if)
+    replace_if = sync_wrapper(_replace_if)
+
+
+def one_line(error: Exception) -> str:
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+class Objects:
+    """The operations of `storage` by an fsspec filesystem, which writes unconditionally."""
+
+    def __init__(self, fs: Any) -> None:
+        self.fs = fs
+
+    def exists(self, path: str) -> bool:
+        self.fs.invalidate_cache()
+        return self.fs.exists(path)
+
+    def size(self, path: str) -> int | None:
+        try:
+            return self.fs.info(path)["size"]
+        except FileNotFoundError:
+            return None
+
+    def modified(self, path: str) -> float | None:
+        try:
+            return _seconds(self.fs.modified(path))
+        except (FileNotFoundError, NotImplementedError, KeyError):
+            return None
+
+    def read(self, path: str) -> bytes:
+        return self.fs.cat_file(path)
+
+    def open_read(self, path: str) -> IO[bytes]:
+        return self.fs.open(path, "rb")
+
+    def open_write(self, path: str) -> IO[bytes]:
+        self.fs.makedirs(os.path.dirname(path), exist_ok=True)
+        return self.fs.open(path, "wb")
+
+    def create(self, path: str, data: bytes, durable: bool) -> bool:
+        raise StorageError(
+            f"{path}: this store has no conditional write, which publishing an output needs; "
+            "use a local path, gs:// or s3://"
+        )
+
+    def read_versioned(self, path: str) -> tuple[bytes, str]:
+        data = self.read(path)
+        return data, hashlib.sha256(data).hexdigest()
+
+    def replace_if(self, path: str, data: bytes | None, version: str) -> bool:
+        return self.create(path, data or b"", durable=True)
+
+    def replace(self, path: str, data: bytes, durable: bool) -> None:
+        self.fs.pipe_file(path, data)
+
+    def list_names(self, path: str) -> list[str]:
+        self.fs.invalidate_cache()
+        try:
+            found = self.fs.ls(path, detail=False)
+        except FileNotFoundError:
+            return []
+        return [*{name.rstrip("/").rsplit("/", 1)[-1] for name in found} - {""}]
+
+    def files(self, path: str) -> dict[str, int]:
+        return {name: info["size"] for name, info in self._find(path).items()}
+
+    def inventory(self, path: str) -> dict[str, tuple[int, float | None]]:
+        times = ("mtime", "created", "LastModified")
+        return {
+            name: (info["size"], next((_seconds(info[t]) for t in times if info.get(t)), None))
+            for name, info in self._find(path).items()
+        }
+
+    def _find(self, path: str) -> Mapping[str, Any]:
+        self.fs.invalidate_cache()
+        try:
+            return self.fs.find(path, detail=True)
+        except FileNotFoundError:
+            return {}
+
+    def remove(self, path: str) -> None:
+        try:
+            if has_magic(path):
+                for name in [*self.fs.find(path)]:  # `rm` would expand the path as a glob pattern
+                    self.fs.rm_file(name)
+            else:
+                self.fs.rm(path, recursive=True)
+        except FileNotFoundError:
+            return
+
+
+class Bucket(Objects):
+    """A bucket, whose filesystem has conditional writes."""
+
+    def create(self, path: str, data: bytes, durable: bool) -> bool:
+        return self.fs.create(path, data)
+
+    def read_versioned(self, path: str) -> tuple[bytes, str]:
+        # The version is read before the content: if the object is replaced in between, the older
+        # version matches nothing and `replace_if` fails safely.
+        version = str(self.fs.info(path)[getattr(self.fs, "version_field", "ETag")])
+        return self.read(path), version
+
+    def replace_if(self, path: str, data: bytes | None, version: str) -> bool:
+        return self.fs.replace_if(path, data, version)
+
+
+class Memory(Objects):
+    """fsspec's store in this process's memory."""
+
+    def create(self, path: str, data: bytes, durable: bool) -> bool:
+        with _memory_lock:
+            if self.fs.exists(path):
+                return False
+            self.fs.pipe_file(path, data)
+            return True
+
+    def replace_if(self, path: str, data: bytes | None, version: str) -> bool:
+        with _memory_lock:
+            if not self.fs.exists(path) or self.read_versioned(path)[1] != version:
+                return False
+            if data is None:
+                self.fs.rm_file(path)
+            else:
+                self.fs.pipe_file(path, data)
+            return True
+
+
+def _seconds(time: Any) -> float | None:
+    return time.timestamp() if isinstance(time, datetime.datetime) else None
