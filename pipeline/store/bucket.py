@@ -14,11 +14,9 @@ _CONTINENTS = {"us": "us-", "eu": "europe-", "asia": "asia-"}
 
 
 def bucket_warnings(prefix: str, region: str = "") -> list[str]:
-    """Warnings about the bucket of `prefix`, with what to do; none if it cannot be read.
+    """Warnings about the gs:// bucket of `prefix` and machines in `region`, with what to do.
 
-    Args:
-        prefix: the store's URL; only gs:// has these facts.
-        region: Google's region of the machines, such as us-east5; empty if unknown.
+    None where the bucket cannot be read; `region` is empty if unknown.
     """
     about = _about(prefix) if prefix.startswith("gs://") else {}
     return [*filter(None, (_far(prefix, about, region), _kept(prefix, about)))]
@@ -53,7 +51,6 @@ def _kept(prefix: str, about: Mapping[str, Any]) -> str:
 
 
 def _about(url: str) -> dict[str, Any]:
-    """A gs:// bucket's metadata; empty if it cannot be read."""
     try:
         fs, path = storage.filesystem(url, _SECONDS)
         return dict(fs.call("GET", "b/{}", path.partition("/")[0], json_out=True))

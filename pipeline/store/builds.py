@@ -1,15 +1,13 @@
 """The build of an output that an attempt belongs to: never one begun with other default values.
 
-A build's id is a digest of its action and of the output it replaces (`digests.build_id`). Those
-leave out fields that have their default value, so after a change of a default the id alone would
-let an attempt resume shards made with the old value. Every build therefore records the full
-configurations of its attempts, and an attempt whose configuration conflicts with them belongs to
-another build. A field added since is no conflict; a run that finds a build or output without it
-records the field, so that a later change of its default is detected too.
+A build's id is a digest of its action and of the output it replaces. Actions leave out fields that
+have their default value, so after a change of a default the id alone would let an attempt resume
+shards made with the old value. Every build therefore records the full configurations of its
+attempts, and an attempt whose configuration conflicts with them belongs to another build. A field
+added since is no conflict; a run that finds an output without it records the field.
 
-A build also records the source files of each code of the step that worked on it, by the digest that
-shards have in the ledger. `--force` gives up an unfinished build and begins another one; a mark
-keeps later attempts from going back.
+A build also records the source files of each code of the step that worked on it. `--force` gives up
+an unfinished build and begins another one; a mark keeps later attempts from going back.
 """
 
 from __future__ import annotations
@@ -38,9 +36,7 @@ class Build:
     """A build of an output.
 
     Attributes:
-        id: its name.
-        conflicts: why an unfinished build is not resumed: one line per field that differs; empty
-            when there is no such build.
+        conflicts: why an unfinished build is not resumed: one line per field that differs.
         given_up: id of an unfinished build that `--force` gives up; empty for none.
     """
 
@@ -62,8 +58,6 @@ def find_build(
     """The build in the step directory `root` that an attempt with this configuration belongs to.
 
     Args:
-        root: URL of the directory.
-        action: see `digests.action`.
         replaces: attempt of the published output that is to be replaced; empty for none.
         config: full canonical configuration.
         contents: names of the arguments that `action` has by content; their values may differ.
@@ -103,7 +97,6 @@ def _claim(
 
 
 def claim_code(ledger: Ledger, code: Mapping[str, Any]) -> None:
-    """Record the source files of the ledger's code."""
     if ledger.code:
         url = storage.join(ledger.directory, ledger.code + _CODE)
         storage.create(url, json.dumps(code).encode(), durable=False)
@@ -119,9 +112,8 @@ def other_codes(ledger: Ledger) -> list[dict[str, Any]]:
 class OtherCode:
     """Shards of a build that were written by other code than the step's code is now.
 
-    Attributes:
-        shards: their names; `unknown` has those whose record does not say what code wrote them.
-        files: the source files that differ, in one line.
+    `unknown` are those whose record does not say what code wrote them; `files` names the source
+    files that differ.
     """
 
     shards: tuple[str, ...] = ()
@@ -129,28 +121,20 @@ class OtherCode:
     files: str = ""
 
     def with_(self, other: OtherCode) -> OtherCode:
-        """Both together."""
         return OtherCode(
             self.shards + other.shards, self.unknown + other.unknown, other.files or self.files
         )
 
     @property
     def code(self) -> str:
-        """The other code, for a message."""
         return f"other code ({self.files})" if self.files else "other code"
 
     @property
     def continued(self) -> str:
-        """A line about a step that continues from these."""
         return f"continues from what {self.code} wrote"
 
     def lines(self, of: int, *, keep: bool) -> tuple[list[str], list[str]]:
-        """(lines on shards that are kept, on those that are built again), of `of` shards.
-
-        Args:
-            of: number of all shards.
-            keep: whether the user asked to keep them (`--keep-shards`).
-        """
+        """(lines on shards that are kept, on those that are built again), of `of` shards."""
         kept: list[str] = []
         again: list[str] = []
         if self.shards:
@@ -166,7 +150,7 @@ class OtherCode:
 
 
 def is_mixed(ledger: Ledger) -> bool:
-    """Whether code other than the ledger's worked on the build; a listing, no record is read."""
+    """Whether code other than the ledger's worked on the build; by a listing."""
     codes = {name for name in ledger.names() if name.endswith(_CODE)}
     return codes != {ledger.code + _CODE}
 
@@ -202,7 +186,6 @@ def named(files: Sequence[str]) -> str:
 
 
 def _read_code(ledger: Ledger, code: str) -> dict[str, Any]:
-    """The recorded source files of some code; empty where they cannot be read."""
     try:
         tree = storage.read_json(storage.join(ledger.directory, code + _CODE))
     except (FileNotFoundError, ValueError):
@@ -215,8 +198,7 @@ def changed_defaults(
 ) -> list[str]:
     """Differences between the configurations of a published output and of a node, one line each.
 
-    Both have the same key or action, so the differences are changed defaults. `contents` as for
-    `find_build`.
+    Both have the same key or action, so the differences are changed defaults.
     """
     if fingerprint.same(published.config, config):
         return []

@@ -25,18 +25,15 @@ _CHUNK = 1 << 22
 
 
 def is_elsewhere(prefix: str, path: str) -> bool:
-    """Whether a directory is in another store than the one at `prefix`."""
     return path.rpartition("/")[0] != prefix
 
 
 def bring_home(prefix: str, path: str, theirs: Manifest) -> tuple[str, Manifest]:
     """A copy, in the store at `prefix`, of the output in `path` of another one and what it needs.
 
-    Returns (URL of its directory, its manifest); those of an earlier copy if there is one.
-
-    Raises:
-        CorruptOutput: a file or a needed input is gone, or has other bytes than were recorded.
-        InputError: the store has an output of this key already, with other content.
+    Returns (URL of its directory, its manifest). Raises `CorruptOutput` when a file or a needed
+    input is gone or has other bytes than were recorded, `InputError` when the store has other
+    content under this key.
     """
     if not is_elsewhere(prefix, path):
         return path, theirs
@@ -66,7 +63,6 @@ def bring_home(prefix: str, path: str, theirs: Manifest) -> tuple[str, Manifest]
 
 
 def _copied(here: str, path: str, theirs: Manifest, attempt: str) -> Manifest:
-    """The manifest of the copy, whose files are copied."""
     inputs = {name: _input(here, path, theirs, name) for name in theirs.inputs}
     for summary in theirs.sources.values():
         name = storage.join(manifest.SOURCES, f"{summary.digest}.json").lstrip("/")
@@ -109,7 +105,6 @@ def _copied(here: str, path: str, theirs: Manifest, attempt: str) -> Manifest:
 
 
 def _input(here: str, path: str, theirs: Manifest, name: str) -> dict[str, str]:
-    """An input of the copy; one that the copy needs is brought to the same store."""
     read = theirs.inputs[name]
     there = resolve_ref(path, read["directory"])
     if theirs.needs is not None and name not in theirs.needs:
@@ -139,7 +134,6 @@ def _copy_file(source: str, target: str, file: File) -> None:
 
 
 def _headline(result: dict[str, Any], moved: list[tuple[str, str]]) -> dict[str, Any]:
-    """The lines to display, with the paths of the copies."""
     lines = []
     for line in map(str, result.get("headline", ())):
         for old, new in moved if manifest.OUTPUT in line else ():

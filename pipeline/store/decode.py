@@ -23,12 +23,7 @@ class Stored(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def parse_json(data: bytes) -> Any:
-    """JSON from bytes.
-
-    Raises:
-        ValueError: when it is truncated, not JSON, nested too deeply, or has a duplicate field or
-            a NaN.
-    """
+    """Strict JSON: `ValueError` also for a duplicate field, a NaN, and too deep a nesting."""
     try:
         text = data.decode("utf-8")
         return json.loads(text, object_pairs_hook=_each_once, parse_constant=_refuse_constant)
@@ -37,11 +32,7 @@ def parse_json(data: bytes) -> Any:
 
 
 def to_json(record: Any) -> bytes:
-    """A record as JSON that `parse_json` reads.
-
-    Raises:
-        InputError: when a number in it is NaN or infinite, which JSON cannot represent.
-    """
+    """A record as JSON that `parse_json` reads; `InputError` names what is NaN or infinite."""
     tree = msgspec.to_builtins(record)
     try:
         return json.dumps(tree, sort_keys=True, allow_nan=False).encode()
@@ -71,11 +62,7 @@ def _finite(tree: Any) -> Any:
 
 
 def plain_result(result: Any) -> dict[str, Any]:
-    """What a step or shard returned, as JSON values; numbers of numpy and JAX become Python's.
-
-    Raises:
-        InputError: naming the values that JSON cannot represent.
-    """
+    """What a step or shard returned, as JSON values; numbers of numpy and JAX become Python's."""
     try:
         return json.loads(json.dumps(dict(result), default=_plain))
     except (TypeError, ValueError):

@@ -29,13 +29,10 @@ _OURS = {manifest.NAME, LEDGER, lease.DIRECTORY, ATTEMPTS}
 
 @dataclass(frozen=True)
 class Garbage:
-    """Something that can be deleted.
+    """Something that can be deleted: the output at `root`, or the file or directory `url` in it.
 
     Attributes:
-        url: URL of the file or directory.
-        root: URL of the output that it is, or is part of.
         size: in bytes.
-        why: why it is not needed.
         age: seconds since its newest file was written; None when the store has no such time.
         cost: seconds that the build took; None without a manifest.
         asked: what was to be kept, for judging again: names of directories, and `Keep`.
@@ -51,13 +48,12 @@ class Garbage:
 
     @property
     def whole(self) -> bool:
-        """Whether it is a whole output."""
         return self.url == self.root
 
 
 @dataclass
 class Report:
-    """The result of `find_garbage`: the garbage, and one line per directory that is left alone."""
+    """The garbage, and one line per directory that is left alone."""
 
     garbage: list[Garbage] = field(default_factory=list)
     left: list[str] = field(default_factory=list)
@@ -67,7 +63,7 @@ def find_garbage(store: Store, nodes: Iterable[Wanted], keep: Keep = _PRESETS_ON
     """The data that can be deleted from the store: what is not protected (see `protection`).
 
     An output whose owner is unresponsive is garbage, and so is what it reads: `delete` watches the
-    lease first.
+    lease first, for some time.
     """
     asked = (frozenset(node.directory for node in nodes), keep)
     trees: dict[str, Tree] = {}
@@ -138,14 +134,10 @@ def _left_overs(
 
 
 def delete(store: Store, garbage: Iterable[Garbage], *, wait: float = 0.0) -> tuple[int, list[str]]:
-    """Delete garbage, that of each output under its lease, unless it is protected by now.
+    """Delete what `find_garbage` found, unless it is protected by now.
 
-    Args:
-        garbage: from `find_garbage`.
-        wait: seconds to watch leases whose owners may be dead.
-
-    Returns:
-        (bytes deleted, one line per output that is left).
+    Leases whose owners may be dead are watched for `wait` seconds. Returns (bytes deleted, one line
+    per output that is left).
     """
     by_root: dict[str, list[Garbage]] = {}
     for item in garbage:

@@ -31,7 +31,6 @@ def measure(directory: str, path: str, listed: int | None = None) -> File:
 
 
 def _blocks(url: str, size: int | None) -> Iterator[bytes]:
-    """The content in blocks of 1 MiB; a file known to be small is read by one request."""
     if size is not None and size <= _SMALL:
         data = storage.read_bytes(url)
         for start in range(0, len(data), _BLOCK):
@@ -45,8 +44,7 @@ def _blocks(url: str, size: int | None) -> Iterator[bytes]:
 def problems(path: str, manifest: Manifest) -> Iterator[str]:
     """One line for each file or byte range of an output that differs from its manifest.
 
-    Reads every byte. Files that are not in the manifest are reported too; nothing reads them. A
-    remote store gets one listing request for any number of shards.
+    Reads every byte. Files that are not in the manifest are reported too; nothing reads them.
     """
     home = manifest.home(path)
     if isinstance(manifest.shards, ShardTable):

@@ -82,10 +82,7 @@ class Lease:
         self._thread.join(BEAT_SECONDS)
 
     def release(self) -> None:
-        """Stop the heartbeats and free the lease at once.
-
-        Never raises: the step has ended by now, and a lease that cannot be released expires.
-        """
+        """Stop the heartbeats and free the lease at once; one that cannot be released expires."""
         self.stop()
         try:
             storage.create(self._base + ".done", b"", durable=False)
@@ -145,7 +142,6 @@ def _beat(base: str) -> bytes:
 
 
 def describe(url: str) -> dict[str, Any]:
-    """The owner recorded in a lease object; empty when it cannot be read."""
     try:
         owner = storage.read_json(url)
     except (OSError, ValueError, PonenteError):
@@ -163,7 +159,6 @@ def _latest(root: str) -> int:
 
 
 def _after(root: str, number: int) -> int:
-    """The highest number in use, which is `number` or a later one."""
     while _is_there(_base_url(root, number + 1) + ".json"):
         number += 1
     return number
@@ -178,13 +173,7 @@ def _newest(names: Iterable[str]) -> int:
 
 @dataclass(frozen=True)
 class Holder:
-    """The owner of a lease, as far as one look can tell.
-
-    Attributes:
-        number: the lease's number.
-        owner: the owner's record; empty when it cannot be read.
-        age: seconds since the last heartbeat by the store's clock; None when it has none.
-    """
+    """The owner of lease `number` by one look; `age` is that of its last heartbeat in seconds."""
 
     number: int
     owner: dict[str, Any]
@@ -192,7 +181,6 @@ class Holder:
 
     @property
     def responsive(self) -> bool:
-        """Whether the last heartbeat is recent, or its age is not known."""
         return self.age is None or self.age <= STALE_SECONDS
 
     def __str__(self) -> str:
@@ -216,10 +204,7 @@ def holder(root: str, names: Collection[str] | None = None) -> Holder | None:
 
 
 def end(root: str) -> Holder | None:
-    """Release the newest lease of any owner; returns the owner, None if the lease was free.
-
-    For an operator; publishing stays safe even if the owner is still alive.
-    """
+    """Release the newest lease, whoever holds it, for an operator; returns the owner."""
     found = holder(root)
     if found is not None:
         storage.create(_base_url(root, found.number) + ".done", b"")
@@ -227,7 +212,6 @@ def end(root: str) -> Holder | None:
 
 
 def words(owner: dict[str, Any]) -> str:
-    """A lease's owner as text: process, host, and since when by the owner's clock."""
     text = f"process {owner.get('pid')} on {process.host_name(owner)}"
     since = owner.get("since")
     if isinstance(since, int | float):
@@ -248,7 +232,6 @@ def acquire(
     """Take the lease on the step in directory `root`, waiting while a live owner holds it.
 
     Args:
-        root: the step's directory.
         published: called at every poll; once it returns True, the result is None.
         waiting: called with the owner's record at every poll while it holds the lease.
         reads: directories of outputs that the owner reads, as names in the same store or URLs, and
@@ -296,8 +279,7 @@ def wait_for_collector(
 class Watch:
     """Looks at the leases of many steps, repeatedly, and takes those that are free.
 
-    It remembers for how long the owner of each did not respond, so an unresponsive owner is found
-    by looking for longer than `STALE_SECONDS`.
+    An owner is found unresponsive by looking for longer than `STALE_SECONDS`.
     """
 
     def __init__(self) -> None:
@@ -318,7 +300,6 @@ class Watch:
         return free
 
     def owner(self, root: str) -> dict[str, Any]:
-        """The record of the owner at the last look."""
         return describe(_base_url(root, self._seen[root][0]) + ".json")
 
     def take(self, root: str, reads: Mapping[str, str | None] = {}) -> Lease | None:
@@ -343,7 +324,6 @@ class Watch:
 
 
 def _take(root: str, number: int, why: str, reads: Mapping[str, str | None]) -> bool:
-    """Create the record of lease `number`; False when another process was faster."""
     # `since` is displayed only.
     owner = {**process.this(), "nonce": uuid.uuid4().hex, "since": time.time(), "previous": why}
     owner |= {"reads": dict(reads)} if reads else {}

@@ -1,24 +1,19 @@
 """The ledger of a build: one record per finished shard, shared by all attempts of the build.
 
-A shard is finished when its record exists, and a record is created only after the shard's files
-are written and digested. A new attempt reuses the shards that a dead one recorded; of two writers
-of one shard, the first record is kept and the other writer's files are garbage.
+A shard is finished when its record exists, and a record is created only after the shard's files are
+written and digested. Of two writers of one shard, the first record is kept.
 
 A record names the attempt that owns it, at first the one that wrote the shard. Only the owner may
 drop a shard, and a newer attempt becomes the owner by `claim`, a compare-and-swap: so an attempt
 that was paused and replaced cannot delete shards that its successor uses.
 
-A record has the digest of the code that wrote the shard. A ledger that is opened with the digest of
-a step's code as it is now does not count shards of other code as finished, so they are written
-again; `claim` takes over a shard of any code, for state from which a step continues.
+A ledger that is opened with the digest of a step's code as it is now does not count shards of other
+code as finished, so they are written again; `claim` takes over a shard of any code, for state from
+which a step continues.
 
 On an object store, an attempt that had to read many records one by one leaves copies of them, many
 in one object, for the attempt after it. A copy counts while the record's object has the size and
-the time that it had when it was copied, so a record that was claimed, replaced or dropped since is
-looked at itself.
-
-Each build has its own ledger. A rebuild, or a build over inputs that
-changed since, starts another one, so shards of two builds never mix.
+the time that it had when it was copied.
 """
 
 from __future__ import annotations
@@ -75,15 +70,10 @@ class Ledger:
 
     @property
     def directory(self) -> str:
-        """URL of the directory of the records."""
         return storage.join(self.root, DIRECTORY, self.build)
 
     def record(self, name: str) -> str:
-        """URL of the record of a shard.
-
-        Raises:
-            InputError: for a name that cannot be a path, or shares its record with another's.
-        """
+        """URL of the record of a shard; `InputError` for a bad name."""
         storage.join(self.root, name)
         if "~" in name:
             raise InputError(f"shard {name!r}: '~' stands for '/' in the ledger; leave it out")
@@ -94,20 +84,14 @@ class Ledger:
         return name.replace("/", "~") + ".json"
 
     def finished(self, prefix: str = "") -> dict[str, Shard]:
-        """Finished shards by name: those starting with `prefix` that are reused, sorted.
-
-        Raises:
-            CorruptOutput: when a record cannot be read.
-        """
+        """Finished shards by name: those starting with `prefix` that are reused, sorted."""
         names = [name for name in self.shard_names() if name.startswith(prefix)]
         return {n: found.shard for n, found in self.records(names).items() if self.reuses(found)}
 
     def records(self, names: Iterable[str], *, copy: bool = False) -> dict[str, Record]:
         """Records by name, sorted, of shards of any code; those that are gone are left out.
 
-        Args:
-            names: names of shards.
-            copy: leave copies of many records that were read one by one.
+        With `copy`, leaves copies of many records that were read one by one.
         """
         wanted = set(names)
         few = len(wanted) < _MANY or storage.is_local(self.root)
@@ -122,7 +106,6 @@ class Ledger:
         return dict(sorted((found | new).items()))
 
     def _copies(self, versions: Mapping[str, _Version], wanted: Set[str]) -> dict[str, Record]:
-        """The records of which there is a copy of the version that is listed."""
         found = {}
         urls = [storage.join(self.directory, n) for n in versions if n.endswith(_COPIES)]
         for data in in_order(storage.read_bytes, urls, self.root):
@@ -146,7 +129,6 @@ class Ledger:
             storage.create(storage.join(self.directory, name), data, durable=False)
 
     def reuses(self, record: Record) -> bool:
-        """Whether the step's code as it is now counts this shard as finished."""
         return self.keep or self.code == record.code or "" in (self.code, record.code)
 
     def find(self, name: str) -> Shard | None:
@@ -155,7 +137,6 @@ class Ledger:
         return found.shard if found is not None else None
 
     def look(self, name: str) -> Record | None:
-        """The record of one shard, None when there is none."""
         try:
             return self._parse(name, storage.read_bytes(self.record(name)))
         except FileNotFoundError:
@@ -166,12 +147,10 @@ class Ledger:
         return frozenset(storage.list_names(self.directory))
 
     def shard_names(self) -> frozenset[str]:
-        """Names of the finished shards, by one listing."""
         return frozenset(self.shard_name(name) for name in self.names() if name.endswith(".json"))
 
     @staticmethod
     def shard_name(record: str) -> str:
-        """The shard whose record has this file name: the inverse of `record`."""
         return record.removesuffix(".json").replace("~", "/")
 
     def count(self) -> tuple[int, int]:
@@ -209,20 +188,10 @@ class Ledger:
     ) -> Shard:
         """Record the files under `directory` as shard `name`; returns the shard that is recorded.
 
-        A record that is there already stays, unless it is one of other code.
-
-        Args:
-            name: the shard's name.
-            directory: a URL inside an attempt of the step.
-            result: the shard's JSON result.
-            measured: files that were digested while they were written, and are not read again; each
-                must exist with its size. Every other file is read once for its digest.
-            replace: replace a record of an older attempt.
-
-        Raises:
-            StorageError: when the directory is not in an attempt of the step, or a measured file is
-                missing or has another size.
-            WorkerLost: when a newer attempt owns the shard; without `replace`, of other code.
+        A record that is there already stays, unless it is one of other code, or `replace` is given.
+        Files that were `measured` while they were written are not read again, only their sizes
+        compared; every other file is read once for its digest. Raises `WorkerLost` when a newer
+        attempt owns the shard.
         """
         shard = self._measure(name, directory, result, measured)
         new = Record(shard.attempt, shard, self.code)
@@ -247,17 +216,12 @@ class Ledger:
     def claim(self, name: str, attempt: str) -> Shard | None:
         """Make `attempt` the owner of a finished shard; None when the shard was dropped.
 
-        Raises:
-            WorkerLost: when a newer attempt owns it.
+        Raises `WorkerLost` when a newer attempt owns it.
         """
         return self._swap(name, attempt, drop=False)
 
     def drop(self, name: str, attempt: str) -> None:
-        """Delete a shard's record; to be called before its files are deleted.
-
-        Raises:
-            WorkerLost: when a newer attempt owns it; its files must not be deleted then.
-        """
+        """Delete a shard's record, before its files; `WorkerLost` when a newer attempt owns it."""
         self._swap(name, attempt, drop=True)
 
     def _swap(self, name: str, attempt: str, *, drop: bool) -> Shard | None:

@@ -23,10 +23,8 @@ _KEPT_OF_AN_ATTEMPT = ("log.txt", "logs", FAILURE, KEEP)
 class Tree:
     """Everything under a directory at one moment.
 
-    Attributes:
-        root: URL of the directory.
-        entries: path relative to it -> (bytes, Unix time of the last write); a link and an empty
-            directory are entries too.
+    `entries` are by path relative to `root`: (bytes, Unix time of the last write); links and empty
+    directories are entries too.
     """
 
     def __init__(self, root: str) -> None:
@@ -36,7 +34,6 @@ class Tree:
         self.index()
 
     def index(self) -> None:
-        """Find the directories of the entries."""
         for path in self.entries:
             while path:
                 above, _, name = path.rpartition("/")
@@ -47,7 +44,7 @@ class Tree:
                 path = above
 
     def names(self, path: str = "") -> list[str]:
-        """Sorted names directly under a path; empty when there is none."""
+        """Sorted names directly under a path."""
         return sorted(self._inside.get(path, ()))
 
     def under(self, path: str) -> list[str]:
@@ -69,12 +66,8 @@ class Tree:
 def tidy(root: str, held: lease.Lease, attempt: str, *, lost: bool) -> None:
     """Delete the files that no manifest needs after a build; logs and files in `keep/` stay.
 
-    Args:
-        root: the step's directory.
-        held: the lease of the build; once another process has taken over, only data of `attempt` is
-            deleted.
-        attempt: the attempt that held the lease.
-        lost: another attempt published, perhaps without shards that this one had recorded.
+    Once another process has taken over the lease, only data of `attempt` is deleted. `lost` means
+    that another attempt published, perhaps without shards that this one had recorded.
     """
     number = held.number if held.newest() else None
 
@@ -99,8 +92,6 @@ def unneeded(
     Empty while nothing is published. Shards of an unfinished rebuild are kept, to resume from.
 
     Args:
-        tree: the files in the directory.
-        published: its manifest.
         mine: whether data of the attempt of this name may be deleted.
         stays: whether the shards of this manifest, which a rebuild replaced, are protected.
         thorough: read every ledger record, even when there is only one ledger.
@@ -155,12 +146,7 @@ def _outside(tree: Tree, path: str, kept: Set[str], above: Set[str]) -> Iterator
 
 
 def replaced(root: str, names: Iterable[str] | None = None) -> dict[str, Manifest | None]:
-    """Manifests in an output's directory that rebuilds replaced, by path; None for a corrupt one.
-
-    Args:
-        root: URL of the directory.
-        names: names in its `retired/`, if they are known.
-    """
+    """Manifests in an output's directory that rebuilds replaced, by path; None if corrupt."""
     if names is None:
         names = storage.list_names(storage.join(root, RETIRED))
     found: dict[str, Manifest | None] = {}

@@ -67,7 +67,6 @@ class Alias(Stored, frozen=True):
     Attributes:
         kind: "adopted", "same inputs" or "selected".
         directory: that output's directory: a name in the same store, or a URL in another store.
-        key: that output's key.
         input: name of the input that the step selected; empty unless it chose among its inputs.
         differences: differences that an adoption ignored, one line per field.
     """
@@ -84,15 +83,11 @@ class Manifest(Stored, frozen=True, rename={"action": "recipe", "alias": "origin
 
     Attributes:
         key: full hex SHA-256 that identifies the output.
-        step: stable name of the step function; `version`: its declared version.
-        label: display name of the step.
         config: canonical configuration (see `fingerprint.canonical`).
         inputs: argument name -> {"key", "directory", "digest"} of the artifact that was read; the
             directory is a name in the same store, or a URL in another store.
-        shards: the output's shards, sorted by name; a `ShardTable` reads them when asked.
-        result: the JSON mapping the step returned.
+        shards: sorted by name; a `ShardTable` reads them when asked.
         content, action, build: see `pipeline.identity.digests`.
-        attempt: the attempt that published.
         started: Unix time in seconds; `seconds`: wall time of the publishing attempt.
         provenance: git commit, source digests, package versions (see `provenance.py`).
         alias: the output whose files these are; None when they are this output's own.
@@ -129,7 +124,7 @@ class Manifest(Stored, frozen=True, rename={"action": "recipe", "alias": "origin
 
     @property
     def size(self) -> int:
-        """Total size of its files in bytes."""
+        """In bytes."""
         if isinstance(self.shards, ShardTable):
             return self.shards.table.bytes
         return sum(shard.bytes for shard in self.shards)
@@ -141,11 +136,7 @@ class Manifest(Stored, frozen=True, rename={"action": "recipe", "alias": "origin
         return frozenset(shard.root for shard in self.shards)
 
     def paths(self) -> frozenset[str]:
-        """Paths relative to the home of all its files: its shards' directories, and its table.
-
-        Raises:
-            CorruptOutput: when the table cannot be read.
-        """
+        """Paths relative to the home of all its files: its shards' directories, and its table."""
         return self.named_paths() | {shard.root for shard in self.shards}
 
     def home(self, path: str) -> str:
@@ -153,7 +144,6 @@ class Manifest(Stored, frozen=True, rename={"action": "recipe", "alias": "origin
         return path if self.alias is None else resolve_ref(path, self.alias.directory)
 
     def to_bytes(self) -> bytes:
-        """JSON for `load`."""
         shards = self.shards.table if isinstance(self.shards, ShardTable) else self.shards
         tree = msgspec.to_builtins(msgspec.structs.replace(self, shards=()))
         return to_json({**tree, "shards": shards, "schema": SCHEMA})
@@ -200,11 +190,7 @@ def source_files(path: str, summary: Summary) -> tuple[ListedFile, ...] | None:
 
 
 def chosen(path: str, manifest: Manifest) -> tuple[str, Manifest]:
-    """Directory and manifest of the input that a selection chose; other outputs are unchanged.
-
-    Raises:
-        CorruptOutput: when the chosen input is missing.
-    """
+    """Directory and manifest of the input that a selection chose; other outputs are unchanged."""
     while manifest.alias is not None and (name := manifest.alias.input):
         # Through the input and not the origin: the chosen candidate may itself refer to an output
         # whose inputs were deleted. Only an adopted selection may lack its inputs.
@@ -220,8 +206,7 @@ def chosen(path: str, manifest: Manifest) -> tuple[str, Manifest]:
 def load(path: str) -> Manifest | None:
     """The manifest in the step directory `path`; None when nothing was published there.
 
-    Raises:
-        CorruptOutput: when the object is truncated, foreign or of another schema.
+    Raises `CorruptOutput` when the object is truncated, foreign or of another schema.
     """
     return parse(storage.join(path, NAME), path)
 
@@ -260,7 +245,6 @@ def parse(url: str, path: str) -> Manifest | None:
 
 
 def _inline(shards: Sequence[Shard]) -> tuple[Shard, ...]:
-    """The shards in a manifest itself, sorted by name. Raises `ValueError` for invalid ones."""
     for shard in shards:
         shard.check()
     if len({shard.name for shard in shards}) != len(shards):
@@ -269,7 +253,6 @@ def _inline(shards: Sequence[Shard]) -> tuple[Shard, ...]:
 
 
 def _check_directory(directory: str) -> None:
-    """Raise `ValueError` unless `directory` is a name in the same store or a URL of a store."""
     try:
         if "/" not in directory:
             storage.join("", directory)
@@ -280,11 +263,7 @@ def _check_directory(directory: str) -> None:
 
 
 def load_keyed(path: str, key: str) -> Manifest | None:
-    """The manifest at `path` if it was published for `key`; the files are not checked.
-
-    Raises:
-        CorruptOutput: when it cannot be read, or was published for another key.
-    """
+    """The manifest at `path`, for `key` or else `CorruptOutput`; the files are not checked."""
     manifest = load(path)
     if manifest is not None and manifest.key != key:
         raise CorruptOutput(
@@ -294,11 +273,7 @@ def load_keyed(path: str, key: str) -> Manifest | None:
 
 
 def load_verified(path: str, key: str) -> Manifest | None:
-    """The manifest at `path` if it was published for `key` and every file has its size.
-
-    Raises:
-        CorruptOutput: naming the first mismatch.
-    """
+    """As `load_keyed`; raises `CorruptOutput` also for a file without its recorded size."""
     manifest = load_keyed(path, key)
     if manifest is not None:
         check_files(path, manifest)
@@ -337,11 +312,7 @@ def check_files(path: str, manifest: Manifest) -> None:
 
 
 def load_built(path: str, key: str, replaces: str) -> Manifest | None:
-    """`load_verified`, but None for the output of attempt `replaces`, which is to be replaced.
-
-    Raises:
-        CorruptOutput: when the output differs from what was recorded, and `replaces` is empty.
-    """
+    """`load_verified`, but None for the output of attempt `replaces`, which is to be replaced."""
     try:
         found = load_verified(path, key)
     except CorruptOutput:

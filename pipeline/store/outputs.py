@@ -29,27 +29,19 @@ logger = logging.getLogger("ponente")
 
 
 class Wanted(Protocol):
-    """The attributes of a node by which its output is found."""
+    """The attributes of a `Node` by which its output is found."""
 
     @property
-    def key(self) -> str:
-        """The output's key."""
-        ...
+    def key(self) -> str: ...
 
     @property
-    def directory(self) -> str:
-        """Name of the output's directory in a store."""
-        ...
+    def directory(self) -> str: ...
 
     @property
-    def identity(self) -> Identity:
-        """Step, version and configuration, without the inputs."""
-        ...
+    def identity(self) -> Identity: ...
 
     @property
-    def reads_lineage(self) -> bool:
-        """Whether the output depends on more of its inputs than their contents."""
-        ...
+    def reads_lineage(self) -> bool: ...
 
 
 @dataclass(frozen=True)
@@ -87,14 +79,13 @@ class Store:
         self._unreachable: dict[str, str] = {}
 
     def path(self, node: Wanted) -> str:
-        """The node's directory in the user's own store."""
         return storage.join(self.prefix, node.directory)
 
     def find(self, node: Wanted) -> Found | None:
         """The node's output, from the first store that has it.
 
-        Raises:
-            CorruptOutput: when it is in the user's own store but differs from what was recorded.
+        Raises `CorruptOutput` when it is in the user's own store but differs from what was
+        recorded.
         """
         path = self.path(node)
         own = manifest.load_keyed(path, node.key)
@@ -129,11 +120,7 @@ class Store:
         return Found(path, found, shared=True) if found is not None else None
 
     def same(self, node: Wanted, contents: Mapping[str, str]) -> Found | None:
-        """An output of the node's step and configuration made from inputs of these contents.
-
-        Raises:
-            StoreUnavailable: when the user's own store does not answer.
-        """
+        """An output of the node's step and configuration made from inputs of these contents."""
         if node.reads_lineage or not contents:
             return None
         action = digests.action(node.identity, contents)

@@ -18,13 +18,12 @@ _THREADS = 16  # concurrent requests of one caller
 def concurrently(function: Callable[[T], R], items: Iterable[T], at: str) -> list[R]:
     """`[function(item) for item in items]`; on a remote store, sixteen at a time.
 
-    `at` is a URL in the store; on a disk threads are no faster. The first error is raised.
+    `at` is a URL in the store; on a disk threads are no faster.
     """
     return list(in_order(function, items, at))
 
 
 def by_item(function: Callable[[T], R], items: Iterable[T], at: str) -> dict[T, R]:
-    """As `concurrently`, the results by item."""
     items = list(items)
     return dict(zip(items, in_order(function, items, at), strict=True))
 
@@ -51,8 +50,7 @@ def in_order(function: Callable[[T], R], items: Iterable[T], at: str) -> Iterato
 def list_together(home: str, directories: Collection[str]) -> dict[str, int]:
     """Sizes by path below `home` of all files under these directories, by one listing.
 
-    The listing is that of their deepest common parent, so it has other files too. It may be out of
-    date: request an object that it lacks before treating it as missing.
+    It may be out of date: request an object that it lacks before treating it as missing.
     """
     if not directories:
         return {}

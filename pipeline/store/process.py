@@ -22,7 +22,6 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 def this() -> dict[str, Any]:
-    """A record of this process: host, pid, and when it started."""
     pid = os.getpid()
     return {"host": this_host(), "pid": pid, "process_start": start_of(pid)}
 
@@ -37,12 +36,10 @@ def this_host() -> str:
 
 
 def host_name(record: dict[str, Any]) -> str:
-    """The name of the host in a record."""
     return str(record.get("host", "?")).split(" ")[0]
 
 
 def is_here(record: dict[str, Any]) -> bool:
-    """Whether the record names a process of this host, so that `is_gone` knows about it."""
     return record.get("host") == this_host()
 
 
@@ -60,11 +57,7 @@ def is_gone(record: dict[str, Any]) -> bool:
 
 
 def start_of(pid: int) -> float | None:
-    """When a process of this host started, in seconds since boot; None when that is not known.
-
-    Raises:
-        psutil.NoSuchProcess: when it has ended.
-    """
+    """When a process of this host started, in seconds since boot; None when that is not known."""
     try:
         # In this order psutil derives both times from one reading of the wall clock, so setting the
         # clock does not change their difference.
@@ -80,19 +73,13 @@ def start_of(pid: int) -> float | None:
 
 
 def age(*urls: str) -> float | None:
-    """Seconds since the last write of the newest of these objects, by their store's clock.
-
-    None when the store has no such times.
-    """
+    """Seconds since the last write of the newest of these objects, by their store's clock."""
     times = [moment for url in urls if (moment := storage.modified(url)) is not None]
     return max(0.0, now(urls[0].rpartition("/")[0]) - max(times)) if times else None
 
 
 def now(directory: str) -> float:
-    """The time by the clock of the store: that of an object written for it, by three requests.
-
-    This machine's time where nothing can be written.
-    """
+    """The time by the clock of the store, of an object written for it; else this machine's."""
     url = f"{directory}/clock.{uuid.uuid4().hex}.tmp"  # a name that listings leave out
     try:
         storage.write_atomic(url, b"", durable=False)

@@ -43,11 +43,9 @@ class Published:
     """What protection needs of the manifest in one output's directory.
 
     Attributes:
-        there: whether something is published.
         error: why its manifest cannot be read; None when it can, or there is none.
-        seconds: how long the build took.
-        needs: directories of the inputs that it needs to be used; for an alias that lacks some,
-            the output that it refers to is one of them.
+        needs: directories of the inputs that it needs to be used; for an alias that lacks some, the
+            output that it refers to is one of them.
         files: directory with its files when it is an alias, else empty.
         paths: what of it the manifest lists, see `Manifest.named_paths`.
         manifest: the manifest itself, of the first `_HELD` outputs of a store.
@@ -63,7 +61,6 @@ class Published:
 
     @classmethod
     def of(cls, path: str, found: Manifest) -> Published:
-        """That of a manifest in the directory `path`."""
         home = found.home(path)
         alias = home != path
         names = found.inputs if found.needs is None else found.needs
@@ -81,7 +78,6 @@ class Protection:
     """What may not be deleted from a store; outputs are given by the names of their directories.
 
     Attributes:
-        outputs: outputs that stay, with what is published.
         paths: by output: what of it the manifests of other outputs list.
         since: by output: the oldest attempt that a live lease may read.
         published: every output of the store.
@@ -104,10 +100,8 @@ def protection(
 ) -> Protection:
     """What may not be deleted from the store now.
 
-    Args:
-        wanted: directories that presets ask for, by name.
-        keep: what is kept in addition.
-        owners: records of the owners of every live lease.
+    `wanted` are directories that presets ask for, `owners` the records of the owners of live
+    leases.
     """
     names = store.outputs()
     urls = [storage.join(store.prefix, name) for name in names]
@@ -169,7 +163,6 @@ def _reached(
 
 
 def _name(store: Store, directory: str) -> str:
-    """The name of a directory in the store, from its name or URL; empty for one elsewhere."""
     prefix, _, name = directory.rpartition("/")
     return name if prefix in ("", store.prefix) else ""
 
@@ -183,7 +176,6 @@ def _published(path: str) -> Published:
 
 
 def _replaced(reader: tuple[str, str]) -> list[Published]:
-    """The manifests in a directory that rebuilds replaced since an attempt."""
     path, attempt = reader
     found = [m for m in replaced(path).values() if m and age_of(m.attempt) >= age_of(attempt)]
     return [Published.of(path, m) for m in found]

@@ -46,11 +46,9 @@ class Policy:
     Attributes:
         seconds: deadline, from the first attempt.
         first, longest: first pause in seconds, and the longest one.
-        attempts: maximal number of attempts.
         cancellable: whether a cancellation ends it. Not for a store: a stop waits for what is being
             saved there, however slowly.
-        strict: whether a request without an answer is abandoned at the deadline, not only retried
-            until then.
+        strict: whether a request without an answer is abandoned at the deadline.
     """
 
     seconds: float
@@ -99,12 +97,7 @@ _lock = threading.Lock()
 
 @contextlib.contextmanager
 def scope(cancelled: Callable[[], bool], report: Emit | None = None) -> Iterator[None]:
-    """While the block runs, retries in this process check `cancelled` and report long waits.
-
-    Args:
-        cancelled: returns whether to give up.
-        report: called with a `Retrying` event, in addition to the log line; None for no events.
-    """
+    """While the block runs, retries in this process check `cancelled` and report long waits."""
     mine = _Scope(cancelled, report)
     with _lock:
         _scopes.append(mine)
@@ -134,14 +127,7 @@ def unreachable(error: BaseException | None) -> bool:
 
 
 class Retry:
-    """The attempts at one operation.
-
-    Args:
-        what: what the operation accesses, for messages.
-        policy: how long it is retried.
-        place: the host or endpoint; once it has answered, it counts as reachable.
-        remedy: end of the error message: what a user can do.
-    """
+    """The attempts at an operation on `what`; once `place` has answered, it is reachable."""
 
     def __init__(self, what: str, policy: Policy, place: str = "", remedy: str = "") -> None:
         self.what = what
@@ -153,11 +139,9 @@ class Retry:
 
     @property
     def left(self) -> float:
-        """Seconds until the deadline."""
         return max(self._policy.seconds - (time.monotonic() - self._begun), 0.0)
 
     def succeeded(self) -> None:
-        """Record that the place answered."""
         _reached.add(self._place)
 
     def check(self) -> None:
@@ -173,15 +157,9 @@ class Retry:
     def pause(self, error: Exception, cause: str, at_least: float = 0.0) -> float:
         """Seconds to wait before the next attempt, after a transient `error`.
 
-        Args:
-            error: what was raised.
-            cause: the error in one line, for messages.
-            at_least: seconds that the server requested, such as by Retry-After.
-
-        Raises:
-            InputError: when the place is unreachable and never answered.
-            StoreUnavailable: when the deadline or the attempts are used up.
-            Cancelled: when the user asked to stop.
+        `at_least` is what the server requested. Raises `InputError` when the place is unreachable
+        and never answered, `StoreUnavailable` when the deadline or the attempts are used up,
+        `Cancelled`.
         """
         self.check()
         spent = time.monotonic() - self._begun
@@ -219,11 +197,7 @@ class Retry:
             time.sleep(min(left, _SLICE_SECONDS))
 
     async def request(self, action: Any) -> Any:
-        """The result of a coroutine.
-
-        Raises:
-            TimeoutError: at the deadline, if the policy is strict.
-        """
+        """The result of a coroutine; `TimeoutError` at the deadline, if the policy is strict."""
         task = asyncio.ensure_future(action)
         try:
             while True:

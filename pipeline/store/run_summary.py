@@ -24,12 +24,10 @@ _LOG, _SUMMARY = ".jsonl", ".json"
 
 
 def log_url(prefix: str, run: str) -> str:
-    """URL of a run's event log."""
     return storage.join(prefix, "events", run + _LOG)
 
 
 def summary_url(prefix: str, run: str) -> str:
-    """URL of a run's summary."""
     return storage.join(prefix, "events", run + _SUMMARY)
 
 
@@ -69,12 +67,7 @@ def lives(prefix: str, run: str, driver: dict[str, Any]) -> bool:
 
 
 def recorded(prefix: str, *, live: bool = False) -> set[str]:
-    """Directories of all outputs in the graphs of a store's runs, by one small read of each.
-
-    Args:
-        prefix: URL of the store.
-        live: only of runs whose drivers live.
-    """
+    """Directories of all outputs in the graphs of a store's runs, or only of `live` ones."""
 
     def directories(run: tuple[str, bool]) -> set[str]:
         name, summarised = run
@@ -101,7 +94,6 @@ def _summarised(summary: dict[str, Any]) -> set[str]:
 
 
 def _started(url: str) -> set[str]:
-    """The directories in the run_started event at the beginning of a log."""
     parts = [] if storage.is_local(url) else storage.list_names(url)
     found: set[str] = set()
     try:

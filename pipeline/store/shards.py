@@ -39,15 +39,7 @@ _decoder = msgspec.json.Decoder(_Line)
 
 
 class File(Stored, frozen=True):
-    """One file of a shard.
-
-    Attributes:
-        path: relative to the shard's root.
-        size: in bytes.
-        sha256: SHA-256 in hex.
-        blocks: CRC-32 of every block of 1 MiB, 8 hex digits each; empty for a file of at most one
-            block.
-    """
+    """A file of a shard; `blocks` has the CRC-32 of every block of 1 MiB, if there are several."""
 
     path: str
     size: Size
@@ -56,14 +48,7 @@ class File(Stored, frozen=True):
 
 
 class Shard(Stored, frozen=True):
-    """A finished shard of an output.
-
-    Attributes:
-        name: logical name, such as "train/00003".
-        root: directory of its files, relative to the step's directory (inside some attempt).
-        files: all files under `root`.
-        result: the JSON mapping its writer returned (counts and the like).
-    """
+    """A finished shard; `root` is the directory of its files, relative to the step's directory."""
 
     name: str
     root: str
@@ -72,12 +57,10 @@ class Shard(Stored, frozen=True):
 
     @property
     def attempt(self) -> str:
-        """The attempt that wrote it: its files are under `attempts/<attempt>/`."""
         return self.root.split("/")[1]
 
     @property
     def bytes(self) -> int:
-        """Total size of the files in bytes."""
         return sum(file.size for file in self.files)
 
     def check(self) -> None:
@@ -98,14 +81,7 @@ _check_path = functools.lru_cache(1 << 12)(functools.partial(storage.join, ""))
 
 
 class Table(Stored, frozen=True):
-    """What a manifest records of its table of shards; its path is refused outside the attempts.
-
-    Attributes:
-        path: path of the table, relative to the output's home.
-        size, sha256: of that file.
-        shards: number of shards.
-        bytes: total size of their files.
-    """
+    """A manifest's table of many shards: its path, size and digest; shards and bytes in it."""
 
     path: str
     size: Size
@@ -123,11 +99,6 @@ class ShardTable(Sequence[Shard]):
 
     Every access raises `CorruptOutput` when the table is missing or is not the one recorded, and
     `StoreUnavailable` when its store cannot be reached.
-
-    Attributes:
-        home: URL of the directory with the output's files.
-        name: name of the directory of the output whose manifest it is, for messages.
-        table: what the manifest records.
     """
 
     home: str
@@ -139,7 +110,6 @@ class ShardTable(Sequence[Shard]):
         self._read(_read.__wrapped__)
 
     def names(self) -> list[str]:
-        """Names of the shards, ascending."""
         return self._rows.names
 
     def __len__(self) -> int:
@@ -159,7 +129,6 @@ class ShardTable(Sequence[Shard]):
         return self.onwards(0)
 
     def onwards(self, index: int) -> Iterator[Shard]:
-        """The shards from an index on."""
         rows = self._rows
         return (self._decode(rows[at]) for at in range(index, len(self)))
 
@@ -194,9 +163,7 @@ class ShardTable(Sequence[Shard]):
 def damage(error: ValueError | OSError) -> BaseException:
     """Why an object cannot be read, without the number of retries.
 
-    Raises:
-        OSError: the given one, when it is the store that cannot be reached: the object may be
-            intact.
+    Raises the error when it is the store that cannot be reached: the object may be intact.
     """
     reason = error.__cause__ or error.__context__ or error
     lasting = isinstance(reason, OSError) and reason.errno in _LASTING
@@ -266,14 +233,12 @@ def keep_shards(root: str, attempt: str, shards: Sequence[Shard]) -> Sequence[Sh
 
 
 def find(shards: Sequence[Shard], name: str) -> Shard | None:
-    """The shard of this name among shards sorted by name, if there is one."""
     at = _place(shards, name)
     found = shards[at] if at < len(shards) else None
     return found if found is not None and found.name == name else None
 
 
 def starting(shards: Sequence[Shard], prefix: str) -> Iterator[Shard]:
-    """The shards whose name starts with `prefix`, of shards sorted by name."""
     begin = _place(shards, prefix)
     rest = shards.onwards(begin) if isinstance(shards, ShardTable) else shards[begin:]
     return itertools.takewhile(lambda shard: shard.name.startswith(prefix), rest)
@@ -286,16 +251,12 @@ def _place(shards: Sequence[Shard], name: str) -> int:
 
 
 def check_sizes(home: str, shards: Iterable[Shard], remedy: str) -> None:
-    """Raise `CorruptOutput` when a file of these shards does not have its recorded size."""
     for _, problem in wrong_sizes(home, shards):
         raise CorruptOutput(f"{problem}; {remedy}")
 
 
 def wrong_sizes(home: str, shards: Iterable[Shard]) -> Iterator[tuple[Shard, str]]:
-    """Shards with a file of another size than recorded, and one line about the first such file.
-
-    A remote store gets one listing request for any number of shards.
-    """
+    """Shards with a file of another size than recorded, and one line about the first such file."""
     shards = shards if isinstance(shards, Sequence) else tuple(shards)
     listed = _listed(home, shards)
     for shard in shards:

@@ -39,13 +39,8 @@ _ELSEWHERE = "; give the --prefix of a local disk, gs:// or s3://"
 def check_writable(prefix: str) -> str:
     """Create, replace and delete a small object under `prefix`, as publishing an output does.
 
-    Returns:
-        What is weak about the store, though no output is lost by it; empty if nothing.
-
-    Raises:
-        InputError: when `prefix` is a file, is not writable, its bucket does not exist, or the
-            store lacks what the protocol needs.
-        StorageError: when the store refuses for another reason, such as a quota.
+    Returns what is weak about the store, though no output is lost by it. Raises `InputError` when
+    it cannot be written or lacks what the protocol needs, `StorageError` for another refusal.
     """
     folder = storage.join(prefix, f".write-check-{uuid.uuid4().hex}")
     if storage.is_local(prefix):
@@ -69,7 +64,6 @@ def check_writable(prefix: str) -> str:
 
 
 def _problem(url: str) -> str:
-    """What the store does otherwise than `storage` promises; empty if nothing."""
     missing = _NO_CREATE
     try:
         if not storage.create(url, b"first", durable=False):
