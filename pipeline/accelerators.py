@@ -41,8 +41,7 @@ class Chip:
         device_kinds: JAX's names of it (`device_kind`); for a GPU, prefixes of such names.
         peak: dense bfloat16 FLOP/s.
         memory: bytes on the chip.
-        usable: bytes that a program may use, as reported by the TPU compiler; None where that was
-            not measured.
+        usable: bytes that a program may use, as reported by the TPU compiler; None if not measured.
         bandwidth: bytes per second of that memory.
         link: bytes per second, one way, of one link to another chip; for a GPU, of all its NVLinks.
         links: number of links to other chips in the same slice or host.
@@ -65,7 +64,7 @@ class Tpu(Chip):
     """A TPU generation.
 
     Attributes:
-        google_name: Google's name, in accelerator types such as v5litepod-16 and in Ray's labels.
+        google_name: in accelerator types such as v5litepod-16 and in Ray's labels.
         cores: cores per chip; the number in a slice's name counts cores.
         topologies: topology of a slice by its number of chips.
         chip_config: libtpu's setting that makes one chip one device; otherwise v4 has one device

@@ -70,7 +70,6 @@ class StepFailed(PonenteError):
 
 
 def text_of(error: BaseException, most: int = 300) -> str:
-    """The beginning of an error's text, in one line without colors and underlining."""
     return " ".join(_DECORATION.sub("", str(error)).split())[:most]
 
 
@@ -83,7 +82,7 @@ def one_line(error: BaseException) -> str:
 
 
 def unknown(what: str, name: str, known: Iterable[str]) -> str:
-    """An error message for an unknown name: suggests the nearest known one, or lists them all."""
+    """The error message for an unknown name: suggests the nearest known one, or lists them all."""
     import difflib  # imported here because it would add 5 % to the engine's import time
 
     known = list(known)

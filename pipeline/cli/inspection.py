@@ -12,7 +12,7 @@ import msgspec
 
 from pipeline.cli.context import Context, other_command, say
 from pipeline.errors import InputError
-from pipeline.graph.facts import Facts
+from pipeline.graph.facts import Facts, Published
 from pipeline.graph.order import topological, unique_labels
 from pipeline.graph.step import Node
 from pipeline.identity.fingerprint import plain, plain_identity
@@ -88,7 +88,7 @@ def plan(context: Context) -> int:
     labels = unique_labels([entry.node for entry in found])
     warnings = [warning for entry in found for warning in entry.warnings]
     there = {e.node.key: e.found for e in found if e.found is not None}
-    outputs = step_facts.results_of(there, context.store.prefix)
+    outputs = Published(there, context.store.prefix)
     stated = step_facts.state([entry.node for entry in found if entry.needed], outputs)
     if context.options.json:
         more = {} if context.options.no_compile else step_facts.examine(stated, labels, _ignore)

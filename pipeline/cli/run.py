@@ -21,7 +21,7 @@ from pipeline.execute.backend import Backend, InlineBackend
 from pipeline.execute.event_log import EventLog
 from pipeline.execute.executor import Execution
 from pipeline.execute.small import refuse_several_hosts
-from pipeline.graph.facts import Facts
+from pipeline.graph.facts import Facts, Published
 from pipeline.graph.order import unique_labels
 from pipeline.graph.step import Node
 from pipeline.pages.readable import command_line
@@ -209,7 +209,7 @@ def _check_facts(context: Context, execution: Execution, needed: list[Node]) -> 
         InputError: steps are refused, before or after compiling; it lists all known refusals.
     """
     labels = unique_labels(execution.order)
-    outputs = step_facts.results_of(execution.published, context.store.prefix)
+    outputs = Published(execution.published, context.store.prefix)
     stated = step_facts.state(needed, outputs)
     step_facts.refuse(_print_facts(stated, labels), labels)
     if not context.options.no_compile:

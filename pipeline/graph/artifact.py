@@ -25,8 +25,7 @@ class Artifact:
 
     Attributes:
         path: URL of the step's directory.
-        manifest: the manifest published there.
-        home: URL of the directory with its files: `path`, or the output it refers to.
+        home: URL of the directory with its files: `path`, or the output it is an alias of.
         opens: inputs of its step that its methods also read (see `input`); their contents are part
             of this artifact's content digest.
         needs: inputs of its step that its users read besides; they are protected with it.
@@ -50,9 +49,6 @@ class Artifact:
         """URL of the directory of each input its step read, by name.
 
         For a selection these are the inputs of the selected candidate.
-
-        Raises:
-            CorruptOutput: when the output that a selection chose was deleted.
         """
         path, manifest = chosen(self.path, self.manifest)
         return {
@@ -60,11 +56,7 @@ class Artifact:
         }
 
     def input(self, name: str, kind: type[A]) -> A:
-        """The artifact its step read as input `name`.
-
-        Raises:
-            CorruptOutput: when it was deleted.
-        """
+        """The artifact its step read as input `name`; `CorruptOutput` when it was deleted."""
         if not self.needs_input(name):
             raise AssertionError(f"{type(self).__name__}.opens and .needs do not name {name!r}")
         path = self.input_paths[name]
@@ -95,7 +87,7 @@ class Artifact:
         return ""
 
     def shard(self, name: str) -> str:
-        """URL of the directory of one shard. Raises `KeyError` when there is no such shard."""
+        """URL of the directory of one shard."""
         return storage.join(self.home, self.manifest.shard(name).root)
 
     def shards(self, prefix: str = "") -> list[Shard]:

@@ -28,18 +28,12 @@ loading: list[str] = []  # files being imported, innermost last
 class Declaration(Generic[R]):
     """A function that declares a graph, with presets of its settings.
 
-    Args:
-        function: its keyword parameters are the settings, each with a default; it returns the
-            wanted artifact or a tuple of artifacts.
-        presets: by preset name, the settings that differ from the defaults.
+    Its keyword parameters are the settings, each with a default; it returns the wanted artifact or
+    a tuple of artifacts. A preset has the settings that differ from the defaults; in `presets` they
+    are frozen dataclasses of all settings, and "full" has the defaults.
 
-    Attributes:
-        name: the function's name.
-        presets: resolved settings by preset, frozen dataclasses; "full" has the defaults.
-
-    Raises:
-        InputError: for a setting without a default or of another type than its annotation, and for
-            a preset with an unknown setting, and for a value that looks like a secret.
+    Raises `InputError` for a setting without a default or of another type than its annotation, an
+    unknown one in a preset, and a value that looks like a secret.
     """
 
     def __init__(self, function: Callable[..., R], **presets: Mapping[str, Any]) -> None:
@@ -62,12 +56,10 @@ class Declaration(Generic[R]):
 
     @property
     def file(self) -> str:
-        """Path of the file that has the function."""
         return os.path.realpath(self.function.__code__.co_filename)
 
     @property
     def setting_names(self) -> list[str]:
-        """Names of the settings, in order."""
         return [field.name for field in dataclasses.fields(self.presets[FULL])]
 
     def settings(self, preset: str | None = None, **settings: Any) -> Any:
@@ -81,11 +73,7 @@ class Declaration(Generic[R]):
         return nodes(self.build(self.settings(preset, **settings)))
 
     def build(self, settings: Any) -> R:
-        """The artifacts that the function returns for resolved settings.
-
-        Raises:
-            InputError: when the function raised; names the file and line.
-        """
+        """The artifacts that the function returns for settings; its error as an `InputError`."""
         values = {name: getattr(settings, name) for name in self.setting_names}
         try:
             return self.function(**values)
@@ -112,13 +100,7 @@ def nodes(wanted: Any) -> list[Node]:
 def load(reference: str, function: str = "") -> Declaration[Any]:
     """The experiment of a Python file, imported as a module; `FILE:NAME` when it has several.
 
-    Args:
-        reference: path of the file, with `:` and the variable's name where the file has several.
-        function: qualified name of the experiment's function, instead of a variable's name.
-
-    Raises:
-        InputError: when there is no such file, when it has no or several experiments, or when its
-            import failed.
+    `function` is the qualified name of the experiment's function, instead of a variable's name.
     """
     path, _, name = reference.partition(":")
     if not (path.endswith(".py") and os.path.isfile(path)):
@@ -169,10 +151,7 @@ def _while_loading(path: str) -> Iterator[None]:
 
 
 def _refuse(error: BaseException, file: str) -> NoReturn:
-    """Raise an error from a user's file as an `InputError` of one line with file and line number.
-
-    That is the innermost frame in the user's file; without one, the innermost frame of all.
-    """
+    """Raise an error from a user's file as an `InputError` of one line with its place."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [f for f in frames if os.path.realpath(f.filename) == os.path.realpath(file)]
     theirs = [f for f in frames if "<frozen" not in f.filename]  # importlib's frames are frozen
@@ -187,7 +166,6 @@ def _refuse(error: BaseException, file: str) -> NoReturn:
 
 
 def _settings_class(function: Callable[..., Any]) -> type:
-    """A frozen dataclass with a field for each parameter."""
     hints = typing.get_type_hints(function, include_extras=True)
     fields = []
     for name, parameter in inspect.signature(function).parameters.items():

@@ -16,23 +16,19 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from pipeline.store.manifest import Manifest
+from pipeline.store.outputs import Found
 
 Results = Mapping[str, Mapping[str, Any]]
 """Results of the published outputs, by the key of their node; those of a store are `Published`."""
 
 
 class Published(dict[str, Mapping[str, Any]]):
-    """Results of the outputs in a store, and where they are.
+    """Results of the outputs in the store at `prefix`; `places` are (URL, manifest) by key."""
 
-    Attributes:
-        places: URL of the directory and manifest of each output, by key.
-        prefix: URL of the store.
-    """
-
-    def __init__(self, places: Mapping[str, tuple[str, Manifest]], prefix: str) -> None:
-        super().__init__({key: manifest.result for key, (_, manifest) in places.items()})
-        self.places, self.prefix = places, prefix
+    def __init__(self, found: Mapping[str, Found], prefix: str) -> None:
+        super().__init__({key: each.manifest.result for key, each in found.items()})
+        self.places = {key: (each.path, each.manifest) for key, each in found.items()}
+        self.prefix = prefix
 
 
 @dataclass(frozen=True)
@@ -43,8 +39,8 @@ class Facts:
         lines: lines to display, in order.
         data: the same for programs: JSON values by name.
         refusal: why the step cannot work, in one or more lines; empty where no reason is known.
-        examine: a longer examination, seconds to minutes, which returns further facts; None for
-            none. It runs in its own thread and gets a function that displays its progress.
+        examine: a longer examination, seconds to minutes, which returns further facts. It runs in
+            its own thread and gets a function that displays its progress.
     """
 
     lines: tuple[str, ...] = ()

@@ -38,17 +38,15 @@ class Hardware:
 
     @property
     def slice_name(self) -> str:
-        """The name of one slice."""
         return self.name.removeprefix(f"{self.slices}x")
 
     @property
     def hosts_per_slice(self) -> int:
-        """Number of processes of one slice."""
         return self.processes // self.slices
 
     @property
     def devices(self) -> int:
-        """Number of devices in the whole gang; 0 for "local", where only JAX can count them."""
+        """In the whole gang; 0 for "local", where only JAX can count them."""
         return self.processes * self.devices_per_process
 
 
@@ -63,9 +61,6 @@ def pod(name: str) -> Hardware:
     "local", a TPU slice by Google's name ("v6e-16", "v5p-8": the number counts chips, or for v4 and
     v5p cores, two per chip), several slices joined by the data-centre network ("2xv6e-16"), GPUs of
     one or of several hosts ("8xh100", "2x8xh100"), or "cpu-<processes>x<devices per process>".
-
-    Raises:
-        InputError: for any other name; lists the known ones.
     """
     if name == "local":
         return local()
@@ -98,7 +93,6 @@ def pod(name: str) -> Hardware:
 
 
 def _known(name: str) -> str:
-    """Valid names: the slices of the generation in `name`, or else examples of each kind."""
     tpu = TPUS.get(name.rpartition("x")[2].partition("-")[0])
     if tpu is not None:
         return f"one of {', '.join(tpu.names)}, or several such as 2x{next(iter(tpu.names))}"

@@ -30,7 +30,6 @@ class Source:
     """The build of a live input.
 
     Attributes:
-        build: id of the build, whose ledger has its shards.
         replaces: attempt of the published output that the build replaces; empty for none.
         arguments: arguments of its step: configuration and runtime settings.
     """
@@ -44,12 +43,8 @@ class Source:
 class Live(Generic[A]):
     """An input that may still be in the making; also the mark in an annotation that requests one.
 
-    Picklable, so that every process of a gang can read it.
-
-    Attributes:
-        kind: class of the artifact.
-        path: URL of its step's directory; `key`: its step's key.
-        source: the build that writes it.
+    Picklable, so that every process of a gang can read it. `path` is its step's directory, `key`
+    its step's key.
     """
 
     kind: type[A]
@@ -59,11 +54,7 @@ class Live(Generic[A]):
 
     @staticmethod
     def of(argument: B) -> Live[B]:
-        """The `Live` that the body received for an argument annotated `Annotated[Kind, Live]`.
-
-        Raises:
-            InputError: when the argument has no such annotation.
-        """
+        """The `Live` that the body received for an argument annotated `Annotated[Kind, Live]`."""
         if not isinstance(argument, Live):
             raise InputError(
                 f"expected a live input, got {argument!r}; annotate the argument with "
@@ -72,11 +63,7 @@ class Live(Generic[A]):
         return cast("Live[B]", argument)
 
     def published(self) -> A | None:
-        """The artifact, once it is published and its shards are final; None before.
-
-        Raises:
-            CorruptOutput: when the published files differ from what was recorded.
-        """
+        """The artifact, once it is published and its shards are final; None before."""
         found = manifest.load_built(self.path, self.key, self.source.replaces)
         return self.kind(self.path, found) if found is not None else None
 
@@ -89,7 +76,6 @@ class Live(Generic[A]):
         return self._ledger.find(name)
 
     def url(self, shard: Shard) -> str:
-        """URL of the directory of a shard that is not published yet."""
         return storage.join(self.path, shard.root)
 
     @property

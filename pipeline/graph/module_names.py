@@ -45,7 +45,6 @@ def add_outside(folder: str) -> None:
 
 
 def packages() -> set[str]:
-    """Names of the engine's package and its neighbours."""
     records = list(HOME.glob("ponente-*.dist-info/RECORD"))
     if records:  # installed by pip, among the packages of others
         lines = records[0].read_text().splitlines()
@@ -72,7 +71,6 @@ def hidden(error: BaseException) -> str:
 
 
 def _other(name: str, file: str | None, folders: Iterable[str] | None) -> str:
-    """Path of a module of this name; empty if it is ours."""
     place = file or next(iter(folders or ()), "")
     ours = (HOME / name, HOME / name / "__init__.py")
     return "" if not place or Path(place).resolve() in ours else place
@@ -89,11 +87,6 @@ class _Finder:
     def find_spec(
         cls, name: str, path: Sequence[str] | None = None, target: object = None
     ) -> ModuleSpec | None:
-        """The place of one of our modules; None for other names.
-
-        Raises:
-            ModuleNotFoundError: when a user's module of that name must be meant, which is hidden.
-        """
         top = name.partition(".")[0]
         if top not in NAMES:
             return None
@@ -109,8 +102,7 @@ class _Finder:
 def come_first() -> None:
     """Have our packages found before a user's modules of the same names, in this process.
 
-    Raises:
-        ImportError: when one of the user's was imported already.
+    Raises `ImportError` when one of the user's was imported already.
     """
     for name in NAMES & sys.modules.keys():
         module = sys.modules[name]

@@ -21,9 +21,6 @@ def named(artifact: A, name: str) -> A:
     """The same node under another display name, for graphs that call a step twice.
 
     The name is not part of the key: a renamed node reuses its output.
-
-    Raises:
-        InputError: for a name that is unfit for a log line, a flag or a path.
     """
     node = as_node(artifact)
     if not is_display_name(name):
@@ -53,10 +50,6 @@ def topological(targets: list[Node]) -> list[Node]:
     An iterative depth-first search in post-order: a node is on the stack twice, and is added to the
     order when it is popped the second time, after all of its inputs. `entered` has the nodes in
     between, which are the path from a target; meeting one of them again is a cycle.
-
-    Raises:
-        InputError: for a cycle, for two different steps or classes of one name, and for two keys
-            that would share a directory.
     """
     order: dict[str, Node] = {}  # by key; equal nodes are one, with the labels of all
     names: dict[str, Node] = {}
@@ -100,7 +93,6 @@ def _check_owner(node: Node, owner: Node) -> None:
 
 
 def _check_name(node: Node, owner: Node) -> None:
-    """Raise `InputError` when a step shares its name with a different one."""
     mine, theirs = node.step.function, owner.step.function
     # A file that is executed twice declares its steps twice. Functions of the same code without a
     # closure are equal; with one, the captured values may differ.

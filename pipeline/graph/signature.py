@@ -18,14 +18,7 @@ from pipeline.identity.listing import External
 
 @dataclass(frozen=True)
 class Input:
-    """An input argument.
-
-    Attributes:
-        kind: the artifact class it takes.
-        optional: whether it may be None.
-        many: whether it is a tuple of artifacts.
-        live: whether it is read while it is still being built, see `pipeline.graph.live`.
-    """
+    """An input argument: its artifact class, and whether it may be None, a tuple, or read live."""
 
     kind: type[Artifact]
     optional: bool = False
@@ -39,8 +32,6 @@ class Signature:
 
     Attributes:
         parameters: the signature of a call, which has no `StepContext`.
-        inputs: input arguments by name.
-        runtime: names of runtime settings.
         classes: by name, the class of each argument that is annotated with one dataclass.
         defaults: canonical default values of the configuration arguments.
         externals: by name, the marks of arguments that name data outside the store.
@@ -55,12 +46,6 @@ class Signature:
 
 
 def read_signature(function: Callable[..., Any]) -> Signature:
-    """The signature of a step's function.
-
-    Raises:
-        InputError: when `Runtime` marks only a part of an annotation, or an argument has no
-            annotation.
-    """
     signature = inspect.signature(function)
     hints = typing.get_type_hints(function, include_extras=True)
     parameters = list(signature.parameters.values())[1:]

@@ -58,8 +58,7 @@ class Resources:
         custom: other resources by name, as the cluster's nodes declare them.
         tries: attempts in a row without a new shard or checkpoint, after which a transient failure
             (lost worker, storage error) is final. A lost host is no failure.
-        shard_cpus: cores of each worker that writes a shard of a fan-out.
-        shard_memory: bytes of host memory to reserve for each of them; 0 for no reservation.
+        shard_cpus, shard_memory: those of each worker that writes a shard of a fan-out.
     """
 
     cpus: float = 1
@@ -82,9 +81,8 @@ class Node:
     """One call of a step in a graph: what to run, on which inputs, with which configuration.
 
     `label` is the display name: the step's own, or the one set by `named`; `labels` has it and
-    those of equal nodes in the graph. `inputs` are by argument name; those of a tuple are
-    `argument[0]`, `argument[1]`, ...; `live` has the names of the live inputs. `identity` is the
-    step with its version and configuration, without the inputs.
+    those of equal nodes in the graph. `inputs` are by the names that keys and manifests have: of a
+    tuple they are `argument[0]`, `argument[1]`, ...; `live` has the names of the live inputs.
     """
 
     def __init__(
@@ -112,12 +110,10 @@ class Node:
         self.key = digests.key(self.identity, {name: node.key for name, node in inputs.items()})
 
     def advice(self) -> list[str]:
-        """Advice of its step about this configuration, for `plan`."""
         return self.step.advise({**self.config, **self.runtime}) if self.step.advise else []
 
     @property
     def reads_lineage(self) -> bool:
-        """Whether its step reads more of its inputs than their contents, see `StepSpec`."""
         return self.step.reads_lineage
 
     @property
@@ -130,7 +126,7 @@ class Node:
 
 
 def as_node(artifact: Artifact | Node) -> Node:
-    """The node that a step call returned. Raises `InputError` for anything else."""
+    """The node that a step call returned."""
     if isinstance(artifact, Node):
         return artifact
     raise InputError(f"expected the output of a step call, got {artifact!r}")
@@ -141,19 +137,14 @@ class StepSpec(Generic[P, A]):
     """A declared step; calling it builds a `Node`.
 
     Attributes:
-        function: its body.
-        output: the artifact class that it publishes.
-        version: part of the key.
         name: stable name, part of the key and of directory names.
-        resources: what its body needs.
         reads_lineage: it reads more of its inputs than their contents, such as their own inputs and
             configuration; so it runs again when those changed and the contents did not.
         advise: returns lines that `plan` shows about its configuration, such as a setting that will
-            be slow; `check` refuses what cannot work.
+            be slow.
         check: raises `InputError` for arguments, by name, that cannot work with any content of the
             inputs; called when the node is built.
-        facts: returns facts about a node before it runs, for `plan` and a run's first lines, and
-            whether it is refused, see `pipeline.graph.facts`.
+        facts: returns facts about a node before it runs, see `pipeline.graph.facts`.
         environment: environment variables that it reads: the driver's values reach its workers and
             gangs on other hosts, and are recorded, except those named like a secret (HF_TOKEN).
         then: given a node, the one that its call stands for: another step, for what a runtime
@@ -188,31 +179,22 @@ class StepSpec(Generic[P, A]):
 
     @property
     def externals(self) -> Mapping[str, External]:
-        """Its arguments that name data outside the store."""
         return self._signature.externals
 
     @property
     def label(self) -> str:
-        """Its display name."""
         return self.name
 
     @property
     def inputs(self) -> Mapping[str, Input]:
-        """Its input arguments by name."""
         return self._signature.inputs
 
     @property
     def defaults(self) -> Mapping[str, Any]:
-        """Canonical default values of its configuration arguments that have one."""
         return self._signature.defaults
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> A:
-        """A node that stands for the step's artifact.
-
-        Raises:
-            InputError: for an argument of a wrong type, naming it and both types, and for arguments
-                that the step's `check` refuses.
-        """
+        """A node that stands for the step's artifact; `InputError` for what it cannot take."""
         try:
             bound = self._signature.parameters.bind(*args, **kwargs)
         except TypeError as error:
@@ -237,7 +219,6 @@ class StepSpec(Generic[P, A]):
         return typing.cast(A, node if self.then is None else self.then(node))
 
     def _refuse(self, arguments: Mapping[str, Any]) -> None:
-        """Raise `InputError` for configuration of another class, and for what `check` refuses."""
         for name, kind in self._signature.classes.items():
             if not isinstance(value := arguments[name], kind):
                 raise InputError(
@@ -304,19 +285,13 @@ def step(
     shard_memory: int = 0,
     **more: Any,
 ) -> Callable[[Callable[Concatenate[StepContext, P], Result]], StepSpec[P, A]]:
-    """Declare a step.
+    """Declare a step that publishes an artifact of class `output`.
 
     Args:
-        output: the artifact class that it publishes.
         version: part of the key; raise it when the code changes the output, or when the meaning of
             a default changes.
         name: stable name, part of the key; by default the function's name, without its module.
         cpus: see `Resources`, also for the next five.
-        memory: bytes.
-        custom: Ray's resources by name.
-        tries: attempts without progress.
-        shard_cpus: cores per shard.
-        shard_memory: bytes per shard.
         more: reads_lineage, advise, check, facts, environment and then, see `StepSpec`.
     """
     resources = Resources(cpus, memory, custom or {}, tries, shard_cpus, shard_memory)

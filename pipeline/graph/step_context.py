@@ -79,10 +79,7 @@ def _make(directory: str) -> None:
 class Reference:
     """A body returns this when its output is that of one of its inputs: nothing is copied.
 
-    Attributes:
-        artifact: the artifact whose files the output refers to.
-        kind: why, such as "selected".
-        result: the JSON result of the output.
+    `kind` says why, such as "selected"; `result` is that of the output.
     """
 
     artifact: Artifact
@@ -94,16 +91,10 @@ class Workers(Protocol):
     """What runs a step body's shards and gangs: implemented in this process, and on Ray."""
 
     @property
-    def stopping(self) -> bool:
-        """Whether the step was cancelled: it ends when the shards in flight are finished."""
-        ...
+    def stopping(self) -> bool: ...
 
     def map(self, tasks: list[ShardTask], emit: Emit) -> Iterator[Shard]:
-        """Write the shards, several at once where there are cores; yields as they finish.
-
-        Raises:
-            Cancelled: when the user asked to stop, after the shards in flight are finished.
-        """
+        """Write the shards, several at once where there are cores; yields as they finish."""
         ...
 
     def gang(
@@ -111,7 +102,7 @@ class Workers(Protocol):
     ) -> Any:
         """Run `function(job, process=..., emit=...)` on every process of the hardware at once.
 
-        `logs`: URL of the directory for the logs of processes other than this one.
+        `logs` is the URL of the directory for the logs of processes other than this one.
         """
         ...
 
@@ -134,12 +125,7 @@ class GangProcess:
 
 
 class StepContext:
-    """One attempt at one step, as its body sees it.
-
-    Attributes:
-        root: URL of the step's directory, shared by all attempts.
-        attempt: name of this attempt.
-    """
+    """One attempt at one step, as its body sees it; `root` is shared by all attempts."""
 
     def __init__(
         self, ledger: Ledger, label: str, attempt: str, emit: Emit, workers: Workers
@@ -173,11 +159,9 @@ class StepContext:
 
     @property
     def declared(self) -> dict[str, Shard]:
-        """The shards of the output so far, sorted by name."""
         return dict(sorted(self._declared.items()))
 
     def progress(self, done: float, total: float, unit: str, note: str = "") -> None:
-        """Report that `done` of `total` units are finished."""
         self._emit(events.Progress(done, total, unit, note))
 
     def warn(self, message: str) -> None:
@@ -217,7 +201,7 @@ class StepContext:
             self.warn(message)
 
     def other_code(self) -> dict[str, Any]:
-        """Provenance: "other_code" with counts of declared shards that other code wrote, if any."""
+        """Provenance: counts of declared shards that other code wrote, if any."""
         found = {}
         for how, other in (("kept", self._kept), ("continued", self._continued)):
             if shards := sorted(self._declared.keys() & set(other.shards)):
@@ -231,10 +215,8 @@ class StepContext:
     def claim(self, prefix: str) -> dict[str, Shard]:
         """Take over shards of earlier attempts, which only this attempt may drop from now on.
 
-        They become part of the output when they are declared.
-
-        Raises:
-            WorkerLost: when a newer attempt owns one of them.
+        They become part of the output when they are declared. Raises `WorkerLost` when a newer
+        attempt owns one of them.
         """
         names = [name for name in sorted(self.ledger.shard_names()) if name.startswith(prefix)]
         other = other_code(self.ledger, self.ledger.records(names) if self.ledger.code else {})
@@ -246,22 +228,14 @@ class StepContext:
         return {name: shard for name, shard in found.items() if shard is not None}
 
     def declare(self, name: str) -> None:
-        """Make a shard that a gang's process wrote, or that was claimed, part of the output.
-
-        Raises:
-            WorkerLost: when it is gone, or a newer attempt owns it.
-        """
+        """Make a shard that a gang's process wrote, or that was claimed, part of the output."""
         shard = self.ledger.claim(name, self.attempt)
         if shard is None:
             raise WorkerLost(f"{self.root}: shard {name!r} was deleted by another process")
         self._declared[name] = shard
 
     def drop(self, name: str) -> None:
-        """Leave a shard out of the output; its record is deleted.
-
-        Raises:
-            WorkerLost: when a newer attempt owns it.
-        """
+        """Leave a shard out of the output; its record is deleted."""
         self.ledger.drop(name, self.attempt)
         self._declared.pop(name, None)
         self._finished.pop(name, None)

@@ -27,13 +27,7 @@ NON_IDENTITY_FIELDS = ("measured", "headline", "progress")
 
 @dataclass(frozen=True)
 class Identity:
-    """A node's step, version and configuration, without its inputs.
-
-    Attributes:
-        step: stable name of the step.
-        version: the step's declared version.
-        config: canonical configuration, including fields with their default value.
-    """
+    """A node's step, version and full canonical configuration, without its inputs."""
 
     step: str
     version: int
@@ -46,17 +40,15 @@ class Identity:
 
 
 def key(identity: Identity, inputs: Mapping[str, str]) -> str:
-    """The digest of step, version, configuration and the keys of the inputs."""
     return digest({**identity.to_json(), "inputs": dict(inputs)})
 
 
 def action(identity: Identity, contents: Mapping[str, str]) -> str:
     """As `key`, with the contents of the inputs in place of their keys.
 
-    Two nodes of one action digest build equal outputs, even if the keys of their inputs differ.
+    Two nodes of one action build equal outputs, even if the keys of their inputs differ.
 
     Args:
-        identity: identity of the node.
         contents: content digest by input name; for a live input that is not published, the id of
             its build. Includes the listing's digest of each external argument, whose value is left
             out of the configuration.
@@ -70,11 +62,8 @@ def action(identity: Identity, contents: Mapping[str, str]) -> str:
 def build_id(action: str, replaces: str, number: int = 0) -> str:
     """The id of a build; its attempts resume each other's work.
 
-    Args:
-        action: the action digest.
-        replaces: attempt of the published output that the build is to replace; empty for none.
-        number: distinguishes builds whose configurations differ by a changed default, see
-            `store.builds`.
+    `replaces` is the attempt of the published output that it is to replace, `number` distinguishes
+    builds whose configurations differ by a changed default, see `store.builds`.
     """
     return digest([action, replaces, *([number] if number else [])])[:12]
 
@@ -101,10 +90,9 @@ def content(shards: Iterable[_Shard], result: Mapping[str, Any], opened: Mapping
     """The digest of an output's data; equal when no reader can find a difference.
 
     Args:
-        shards: the output's shards. One whose result has a "content" digest is identified by it,
-            for formats in which equal data can have different bytes; one whose "content" is None is
-            not part of the data; any other is identified by its files.
-        result: the output's result; `NON_IDENTITY_FIELDS` are left out.
+        shards: one whose result has a "content" digest is identified by it, for formats in which
+            equal data can have different bytes; one whose "content" is None is not part of the
+            data; any other is identified by its files.
         opened: contents of the inputs that the artifact itself reads (see `Artifact.opens`), or for
             a reference the content of the output it refers to, which includes those.
     """

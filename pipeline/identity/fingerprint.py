@@ -53,11 +53,7 @@ class Runtime:
 
 
 def is_runtime(annotation: Any) -> bool:
-    """Whether an annotation carries the `Runtime` marker.
-
-    Raises:
-        InputError: when the marker is inside the annotation, where it would have no effect.
-    """
+    """Whether an annotation carries the `Runtime` marker; `InputError` for one inside it."""
     if any(_marks(argument) for argument in typing.get_args(annotation)):
         raise InputError(
             f"{annotation}: Runtime marks a whole field or argument; write "
@@ -72,18 +68,13 @@ def _is_marked(annotation: Any) -> bool:
 
 
 def _marks(annotation: Any) -> bool:
-    """Whether the marker is on the annotation or anywhere inside it."""
     # `get_args` of Annotated also returns its metadata, which has no metadata of its own.
     return _is_marked(annotation) or any(_marks(a) for a in typing.get_args(annotation))
 
 
 @functools.cache
 def identity_fields(cls: type) -> tuple[str, ...]:
-    """Names of a dataclass's fields that belong to its identity, in order of declaration.
-
-    Raises:
-        InputError: when an annotation uses a name that is imported for type checking only.
-    """
+    """Names of a dataclass's fields that belong to its identity, in order of declaration."""
     try:
         hints = typing.get_type_hints(cls, include_extras=True)
     except NameError as error:
@@ -97,14 +88,7 @@ def identity_fields(cls: type) -> tuple[str, ...]:
 def canonical(value: Any, path: str = "config", classes: Classes | None = None) -> Any:
     """`value` as a JSON tree that distinguishes types and values as Python does.
 
-    Args:
-        value: a value in a configuration.
-        path: path to it, for messages.
-        classes: the classes in the value are added to it, by name.
-
-    Raises:
-        InputError: naming the path, when a value has no canonical form, and when two different
-            classes have the same name.
+    `path` is that to the value, for messages; the classes in it are added to `classes`, by name.
     """
     return _canonical(value, path, 0, {} if classes is None else classes)
 
@@ -129,7 +113,6 @@ def without_defaults(tree: Any) -> Any:
 
 
 def without_fields(config: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
-    """A configuration's canonical tree without the fields `names`."""
     return {
         group: {n: t for n, t in config.get(group, {}).items() if n not in names}
         for group in ("fields", "defaults")
@@ -137,7 +120,6 @@ def without_fields(config: Mapping[str, Any], names: Collection[str]) -> dict[st
 
 
 def merge_classes(found: Iterable[Classes], path: str) -> None:
-    """Raise `InputError` when two different classes in `found` have the same name."""
     merged: Classes = {}
     for classes in found:
         for name, cls in classes.items():
@@ -256,7 +238,6 @@ def _canonical_dataclass(value: Any, path: str, depth: int, classes: Classes) ->
 
 @functools.cache
 def _defaults(cls: type) -> dict[str, Any]:
-    """Canonical default values of the fields of a dataclass that have one."""
     identifying, found = identity_fields(cls), {}
     for field in dataclasses.fields(cls):
         if field.name not in identifying:

@@ -25,14 +25,11 @@ _COMMIT = 12  # hexadecimal digits of a revision in a message
 
 @dataclass(frozen=True)
 class ListedFile:
-    """One file.
+    """One file, by its path relative to the folder that all files of the listing share.
 
-    Attributes:
-        name: path relative to the folder that all files of the listing share.
-        size: in bytes.
-        digest: digest of its content, where the store has one or reading the file is cheap; empty
-            when only the size is known. After a `+` follows a finer one, where that is known: of
-            all bytes of a file of which otherwise samples are digested.
+    `digest` is that of its content, where the store has one or reading the file is cheap, else
+    empty. After a `+` follows a finer one, where that is known: of all bytes of a file of which
+    otherwise samples are digested.
     """
 
     name: str
@@ -41,14 +38,7 @@ class ListedFile:
 
 
 class Summary(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A listing without its files, as a manifest records it.
-
-    Attributes:
-        digest: see `Listing.digest`.
-        files: number of files.
-        bytes: their total size.
-        where, pinned, branch, revision: as in `Listing`.
-    """
+    """A listing without its files, as a manifest records it."""
 
     digest: str
     files: int
@@ -76,8 +66,7 @@ class Listing:
         where: the location, for display.
         files: sorted by name; empty when the location is pinned and was not listed.
         pinned: an immutable revision, such as a full commit; empty when the content can change.
-        branch: the branch that was resolved; empty where there is none.
-        revision: the commit that the branch points to.
+        branch, revision: the branch that was resolved, if any, and the commit that it points to.
         skipped: names that the location matches and a step does not read, such as folders.
         limit: upper bound of its bytes, where that is known and its files are not.
     """
@@ -104,7 +93,6 @@ class Listing:
 
     @property
     def summary(self) -> Summary:
-        """The part of it that a manifest records."""
         total = sum(file.size for file in self.files)
         more = (self.where, self.pinned, self.branch, self.revision)
         return Summary(self.digest, len(self.files), total, *more)
@@ -123,7 +111,6 @@ class Listing:
         )
 
     def to_bytes(self) -> bytes:
-        """JSON for `files_from_bytes`."""
         return json.dumps([asdict(file) for file in self.files], sort_keys=True).encode()
 
 
@@ -134,8 +121,7 @@ class External:
     Attributes:
         list: (value, seconds) -> the current listing; raises `PonenteError` or `OSError` when the
             store does not answer within these seconds.
-        absolute: value -> the value with relative local paths made absolute, as used in the key
-            and passed to the step's body.
+        absolute: value -> the value in the key and for the step's body, such as an absolute path.
     """
 
     list: Callable[[Any, float], Listing]
@@ -143,18 +129,12 @@ class External:
 
 
 def files_from_bytes(data: bytes) -> tuple[ListedFile, ...]:
-    """The inverse of `Listing.to_bytes`. Raises `ValueError` or `TypeError` for other data."""
+    """The inverse of `Listing.to_bytes`; `ValueError` or `TypeError` for other data."""
     return tuple(ListedFile(**tree) for tree in json.loads(data))
 
 
 def difference(old: Summary, files: tuple[ListedFile, ...] | None, new: Listing) -> str:
-    """The changes from a recorded listing to `new`, in one line.
-
-    Args:
-        old: the recorded summary.
-        files: the recorded files; None where they cannot be read.
-        new: the current listing.
-    """
+    """The changes from a recorded listing, with its files if known, to `new`, in a line."""
     now = new.summary
     if old.pinned or new.pinned:
         return f"{old} -> {now}"

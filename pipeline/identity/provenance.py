@@ -37,12 +37,7 @@ _MOST_BYTES = 2**20  # size limit of an untracked file in the patch
 
 @dataclass(frozen=True)
 class Provenance:
-    """The provenance that the steps of a run share.
-
-    Attributes:
-        record: JSON record for their manifests.
-        diff: patch with the uncommitted code; empty when all code is committed.
-    """
+    """What the steps of a run share: a JSON record for manifests, a patch of uncommitted code."""
 
     record: dict[str, Any]
     diff: str
@@ -50,13 +45,7 @@ class Provenance:
 
 @dataclass(frozen=True)
 class Revision:
-    """What code is in a directory.
-
-    Attributes:
-        commit: of its repository; `UNKNOWN` with a `problem`.
-        uncommitted: patch of the changes since; empty when there are none.
-        problem: why git could not tell; empty when it could.
-    """
+    """What code is in a directory; a `problem` where git could not tell."""
 
     commit: str
     uncommitted: str
@@ -96,9 +85,7 @@ def of_attempt(
 ) -> tuple[dict[str, Any], list[str]]:
     """Provenance of the output that this process built, and files that it imported otherwise.
 
-    Args:
-        driver: what the driver knows: the records of `collect` and `source_code.record`.
-        environment: names of the environment variables to record.
+    `driver` is what the driver knows: the records of `collect` and `source_code.record`.
     """
     edited = source_code.imported_otherwise(driver["sources"])
     made_by = {**driver, "sources": {**driver["sources"], **edited}}
@@ -106,7 +93,7 @@ def of_attempt(
 
 
 def of_worker(environment: Iterable[str]) -> dict[str, Any]:
-    """The machine that executes a step, and its environment variables but those of secrets."""
+    """The machine that executes a step, and those `environment` variables that are no secrets."""
     public = (n for n in environment if n in os.environ and not is_secret_name(n))
     return {
         "host": socket.gethostname(),
@@ -123,7 +110,6 @@ class GitError(Exception):
 
 
 def git(directory: str, *arguments: str) -> str:
-    """What git prints in a directory. Raises `GitError`."""
     try:
         done = subprocess.run(
             ["git", "-C", directory, *arguments],
@@ -165,10 +151,7 @@ def _shipped(copy: Path) -> Revision:
 
 
 def _uncommitted(root: str) -> str:
-    """Patch of all changes since the last commit, and of untracked Python files.
-
-    Leaves out files that git ignores.
-    """
+    """Patch of all changes since the last commit, with untracked Python files."""
     listed = git(root, "ls-files", "--others", "--exclude-standard", "-z", "--", "*.py")
     added = [_added(root, name) for name in sorted(filter(None, listed.split("\0")))]
     return git(root, "diff", "HEAD", "--no-color", "--no-ext-diff", "--binary") + "".join(added)

@@ -43,5 +43,4 @@ def _refuse(flag: str, what: str) -> None:
 
 
 def redacted(words: Iterable[str]) -> list[str]:
-    """The words of a command, with every text that looks like a secret replaced by ***."""
     return [SECRET.sub("***", word) for word in words]

@@ -48,7 +48,6 @@ class Digest(NamedTuple):
 
 
 def _stamp(path: str) -> tuple[int, int] | None:
-    """Modification time and size of a file or folder, to detect a change; None if it is missing."""
     try:
         found = os.stat(path)
     except OSError:
@@ -98,11 +97,7 @@ def imported_otherwise(files: Mapping[str, Digest]) -> dict[str, Digest]:
 
 
 class _Walk:
-    """The files reached from the file `start` of the module `module`, now or as `imported`.
-
-    Attributes:
-        files: name -> (path, file), sorted by name.
-    """
+    """The files reached from a module's file, now or as `imported`: name -> (path, file)."""
 
     def __init__(self, start: str, module: str, imported: bool) -> None:
         self._imported = _imported if imported else {}
@@ -235,10 +230,7 @@ def _files_of(
 
 
 def digests(function: Callable[..., Any]) -> dict[str, Digest]:
-    """Digests of the files of a step's code, by path relative to the folder they share.
-
-    Recorded with an output, as JSON, for `changed`.
-    """
+    """Digests of the files of a step's code, by path relative to the folder they share."""
     remember()
     found = _files_of(function, imported=True)
     return {name: Digest(file.raw, file.meaning) for name, (_, file) in found.items()}
@@ -315,13 +307,9 @@ def other_step(function: Callable[..., Any], recorded: Mapping[str, Any]) -> str
     """The file of another step of this name that built an output; empty when it was this step.
 
     A step is the same when its file is still part of the code; where the file was moved, or lies in
-    another folder, when at least half of the statements of the two files are the same.
-
-    Args:
-        function: the step's function.
-        recorded: has its `definition` ("defined") and `digests` ("sources") when the output was
-            built, possibly decoded from JSON. Earlier versions recorded no definition; then one of
-            the sources must be the same.
+    another folder, when at least half of the statements of the two files are the same. `recorded`
+    is its `record` when the output was built. Earlier versions recorded no definition; then one of
+    the sources must be the same.
     """
     sources, defined, start = recorded.get("sources"), recorded.get("defined"), _start(function)
     if start is None or not sources:
@@ -343,14 +331,9 @@ def other_step(function: Callable[..., Any], recorded: Mapping[str, Any]) -> str
 
 
 def changed(function: Callable[..., Any], recorded: Mapping[str, Any]) -> list[str]:
-    """Names of the files whose meaning changed, and of those added or removed.
+    """Sorted names of the files whose meaning changed since `recorded` digests, or came or went.
 
-    Args:
-        function: the step's function.
-        recorded: the `digests` when the output was built, possibly decoded from JSON.
-
-    Returns:
-        Sorted names; empty when nothing was recorded, or the function has no source file now.
+    Empty when nothing was recorded, or the function has no source file now.
     """
     now = _files_of(function)
     if not now or not recorded:

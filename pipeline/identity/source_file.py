@@ -15,11 +15,7 @@ _BODIES = ("body", "orelse", "finalbody", "handlers", "cases")
 
 
 class SourceFile:
-    """One version of a source file; a file that does not parse has no imports and statements.
-
-    Attributes:
-        raw: digest of its bytes.
-    """
+    """One version of a source file; one that does not parse has no imports and statements."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
@@ -27,7 +23,6 @@ class SourceFile:
 
     @functools.cached_property
     def imports(self) -> tuple[ast.Import | ast.ImportFrom, ...]:
-        """Every import statement at any depth."""
         return tuple(n for n in _statements(self._parse()) if isinstance(n, _IMPORTS))
 
     @functools.cached_property
@@ -56,7 +51,7 @@ class SourceFile:
 
 
 def _statements(node: ast.AST | None) -> Iterator[ast.AST]:
-    """Every statement in a node, at any depth. Visits no expressions, which contain none."""
+    """Every statement in a node, at any depth; expressions contain none."""
     for name in _BODIES:
         for inner in getattr(node, name, None) or ():
             yield inner
@@ -64,7 +59,6 @@ def _statements(node: ast.AST | None) -> Iterator[ast.AST]:
 
 
 def digest_of(words: Iterable[str]) -> str:
-    """The first digits of the SHA-256 of some texts."""
     return hashlib.sha256("\n".join(words).encode("utf-8", "replace")).hexdigest()[:DIGITS]
 
 

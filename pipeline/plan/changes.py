@@ -47,10 +47,7 @@ class _Outputs:
 
 
 class ChangeLog:
-    """Compares the steps of one graph, inputs first, with earlier outputs in a store.
-
-    Steps may be explained in several threads.
-    """
+    """Compares the steps of one graph, inputs first, with earlier outputs; by several threads."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -64,10 +61,9 @@ class ChangeLog:
         self._roots[node.key] = [f"{node.label}: {cause}" for cause in causes]
 
     def explain(self, node: Node) -> tuple[str, list[str]]:
-        """(directory of the most similar earlier output, its differences from the node).
+        """(directory of the most similar earlier output, differences from it), or ("", []).
 
-        There is one line per difference. ("", []) without such an output. The node's inputs must
-        have been explained before.
+        There is one line per difference. The node's inputs must have been explained before.
         """
         best: tuple[str, list[str]] = ("", [])
         for directory, old in self._outputs_of(node.step.name).like(node).items():

@@ -46,7 +46,7 @@ def _inputs(planned: list[Planned], entry: Planned) -> Iterator[str]:
 
 
 def _consequences(planned: list[Planned], entry: Planned) -> Iterator[str]:
-    """One line per step that depends on a step that would run: whether it would run too."""
+    """A line for each step that depends on one that would run: whether it would run too."""
     if not entry.needed:
         return
     reached = {entry.node.key}

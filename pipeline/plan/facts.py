@@ -7,18 +7,11 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 from pipeline.errors import InputError, PonenteError
-from pipeline.graph.facts import Facts, Published, Results
+from pipeline.graph.facts import Facts, Results
 from pipeline.graph.step import Node
-from pipeline.store.outputs import Found
 
 AT_ONCE = 4
 """Concurrent examinations; each may start a process."""
-
-
-def results_of(found: Mapping[str, Found], prefix: str) -> Published:
-    """Results of the published outputs of the store at `prefix`, by key."""
-    places = {key: (output.path, output.manifest) for key, output in found.items()}
-    return Published(places, prefix)
 
 
 def state(nodes: Iterable[Node], results: Results) -> dict[str, Facts]:
@@ -39,10 +32,8 @@ def examine(
 ) -> dict[str, Facts]:
     """The facts that the examinations return, by key; `AT_ONCE` of them run concurrently.
 
-    Args:
-        stated: the result of `state`; a refused node is not examined.
-        labels: labels of the nodes, by key.
-        show: called with lines on the progress of the examinations, from several threads.
+    A refused node is not examined. `show` is called with lines on their progress, from several
+    threads.
     """
     looks = {k: f.examine for k, f in stated.items() if f.examine is not None and not f.refusal}
     if not looks:
@@ -69,7 +60,6 @@ def merge(first: Facts, second: Facts) -> Facts:
 
 
 def refuse(stated: Mapping[str, Facts], labels: Mapping[str, str]) -> None:
-    """Raise `InputError` with every refusal, if there is one."""
     refusals = [f"{labels[key]}: {facts.refusal}" for key, facts in stated.items() if facts.refusal]
     if refusals:
         raise InputError("\n".join(refusals))

@@ -13,14 +13,13 @@ from pipeline.store.parallel import by_item
 
 @dataclass(frozen=True)
 class Ancestor:
-    """One published output of a lineage: its directory's URL and its manifest."""
+    """One published output of a lineage."""
 
     path: str
     manifest: Manifest
 
     @property
     def directory(self) -> str:
-        """Name of its directory."""
         return self.path.rpartition("/")[2]
 
     @property
@@ -36,10 +35,8 @@ class Ancestor:
 def lineage(paths: list[str]) -> list[Ancestor]:
     """The outputs at `paths` and all of their ancestors, inputs first, each once.
 
-    An output that is missing or cannot be read is left out, with its ancestors.
-
-    Raises:
-        CorruptOutput: when an output is an ancestor of itself.
+    One that is missing or cannot be read is left out, with its ancestors. Raises `CorruptOutput`
+    for an ancestor of itself.
     """
     found: dict[str, Ancestor] = {}
     read = _read_together(paths)

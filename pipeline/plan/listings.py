@@ -20,16 +20,13 @@ _AT_ONCE = 16
 class Listings:
     """The listings of the external arguments of a graph's nodes, by node key.
 
-    Attributes:
-        found: listings by argument, for every node whose locations could all be listed.
-        unreachable: the error, for every other node.
+    A node of which a location could not be listed is not in `found`; `unreachable` has its error.
     """
 
     found: Mapping[str, Mapping[str, Listing]] = field(default_factory=dict)
     unreachable: Mapping[str, PonenteError] = field(default_factory=dict)
 
     def of(self, node: Node) -> Mapping[str, Listing]:
-        """The node's listings by argument; empty when it has none or one could not be listed."""
         return self.found.get(node.key, {})
 
     def digests(self, node: Node) -> dict[str, str]:
@@ -38,7 +35,7 @@ class Listings:
 
 
 def list_all(nodes: Iterable[Node], seconds: float = LISTING_SECONDS) -> Listings:
-    """The listings of all external arguments of `nodes`; lists each location once, concurrently."""
+    """The listings of all external arguments; lists each location once, concurrently."""
     nodes = [node for node in nodes if external_values(node)]
     locations: dict[tuple[Any, str], Any] = {}
     for node in nodes:
@@ -75,7 +72,6 @@ def _location(node: Node, name: str) -> tuple[Any, str]:
 
 
 def _try_listing(external: External, value: Any, seconds: float) -> Any:
-    """A `Listing`, or the error."""
     try:
         return external.list(value, seconds)
     except (PonenteError, OSError) as error:

@@ -47,9 +47,7 @@ class Planned:
         beside: labels of the steps to run that it follows while they run.
         nearest: directory of the earlier output that the reason compares with.
         lines: differences from it, or from the stale output, one line per field.
-        warnings: warnings for the user, such as code changed since the output was built.
-        notes: notes about its sources: not reachable, or with files that are not read.
-        sources: the current listing of each source, as text.
+        notes: about its sources: not reachable, or with files that are not read.
     """
 
     node: Node
@@ -69,7 +67,6 @@ class Planned:
 
     @property
     def reused(self) -> bool:
-        """Whether a run would reuse the existing output."""
         return self.found is not None and not self.needed
 
 
@@ -80,11 +77,10 @@ def plan(
     *,
     keep_shards: bool = False,
 ) -> list[Planned]:
-    """The plan for bringing `targets` up to date, inputs first.
+    """What bringing `targets` up to date would do, inputs first.
 
-    Args:
-        forced: keys of steps that would be built again although their outputs exist.
-        keep_shards: keep the shards that other code of a step wrote.
+    `forced` are keys of steps that would be built again although their outputs exist; `keep_shards`
+    keeps the shards that other code of a step wrote.
     """
     order = topological(targets)
     seen = look(order, store)
@@ -168,7 +164,6 @@ def _describe(node: Node, store: Store, seen: GraphState, reasons: ChangeLog, ho
 
 
 def _few(lines: list[str]) -> str:
-    """The differences in one line, or how many there are."""
     if len(lines) <= FEW:
         return "; ".join(lines)
     inputs = " and inputs" if any(line.startswith("input ") for line in lines) else ""
@@ -207,7 +202,7 @@ def _how_far(ledger: Ledger) -> str:
 
 
 def giving_up(path: str, build: Build) -> list[str]:
-    """What `--force` gives up by beginning this build, in a line; empty for nothing."""
+    """What `--force` gives up by beginning this build, in a line."""
     if not build.given_up:
         return []
     return [f"--force gives up an unfinished build: {_how_far(Ledger(path, build.given_up))}"]
@@ -283,7 +278,6 @@ def _hit_reason(found: Found, *, same: bool) -> str:
 
 
 def source_notes(node: Node, seen: GraphState) -> list[str]:
-    """Notes about the sources of a step: not reachable, or with files that it does not read."""
     if (cause := seen.listings.unreachable.get(node.key)) is not None:
         use = "; the output that is there is used unchecked" if node.key in seen.found else ""
         return [f"{cause}{use}"]
@@ -306,5 +300,4 @@ def code_warnings(node: Node, published: Manifest) -> list[str]:
 
 
 def shards_line(other: Mapping[str, Any]) -> str:
-    """The shards of an output that other code wrote, as its provenance counts them."""
     return "{shards} of {of} shards, built by other code ({files})".format(**other)

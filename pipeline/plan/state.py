@@ -35,7 +35,6 @@ class Selection:
     """The part of a graph to run; steps are given by label or by directory.
 
     Attributes:
-        only: run only these.
         until: bring these and their inputs up to date, instead of the experiment's targets.
         force: build these again although their outputs exist.
         keep_going: after a failure, continue with the steps that do not depend on it.
@@ -66,11 +65,9 @@ class GraphState:
         found: outputs that can be reused.
         same: keys of those in `found` that were made for another key, from inputs of the same
             content.
-        stale: why an existing output is stale.
-        corrupt: why an existing output is corrupt.
-        foreign: why an existing output is not this step's, but that of another one of its name.
+        stale, corrupt, foreign: why an existing output cannot be; foreign is another step's of its
+            name.
         attempts: the attempt that published each output in the user's own store, also stale ones.
-        listings: current listings of the sources of the graph.
     """
 
     found: dict[str, Found] = field(default_factory=dict)
@@ -231,9 +228,6 @@ def pick(order: list[Node], names: str) -> list[Node]:
 
     A name is a label (see `unique_labels`), or a step's name, or the beginning of a directory. A
     label may hold commas itself.
-
-    Raises:
-        InputError: for a name without a node; names the nearest step, or all of them.
     """
     apart = unique_labels(order)
 
@@ -279,14 +273,10 @@ def decide(
 ) -> list[Node]:
     """The nodes to execute, inputs first: those that the targets lack, and all stale ones.
 
-    The executor adds users of a stale output later, if its content changes.
-
-    Raises:
-        InputError: when `only` leaves out a step whose output is missing.
-        CorruptOutput: when a step to execute would replace a corrupt output without `--force`;
-            names `command` with the flag.
-        InputError: when it would replace the output of another step of its name.
-        InputError, StoreUnavailable: when a source of a step to execute cannot be listed.
+    The executor adds users of a stale output later, if its content changes. Raises `InputError`
+    when `only` leaves out a step whose output is missing and for the output of another step of this
+    name, `CorruptOutput` for one that `--force` would replace, and the error of a source that
+    cannot be listed.
     """
     forced = {node.key for name in choice.force for node in pick(order, name)}
     chosen = {node.key for name in choice.only for node in pick(order, name)}

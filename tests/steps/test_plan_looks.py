@@ -12,9 +12,10 @@ import steps
 from models.flops import training_flops_per_token
 from pipeline import Experiment
 from pipeline.errors import InputError, StepFailed
+from pipeline.graph.facts import Published
 from pipeline.graph.order import topological
 from pipeline.graph.step import as_node
-from pipeline.plan.facts import results_of, state
+from pipeline.plan.facts import state
 from pipeline.plan.state import look
 from pipeline.store.manifest import load as manifest_of
 from pipeline.store.outputs import Store
@@ -29,7 +30,7 @@ def refusal(store, wanted):
     """Why `plan` says that a run would refuse the last step of a graph; empty if it would not."""
     node = as_node(wanted)
     seen = look(topological([node]), Store(store))
-    return state([node], results_of(seen.found, store))[node.key].refusal
+    return state([node], Published(seen.found, store))[node.key].refusal
 
 
 @pytest.mark.parametrize(
@@ -162,7 +163,7 @@ def test_what_is_done_here_is_counted(trained, tmp_path):
         model = steps.train(sequences, MINI.model, MINI.optimizer, training, **arguments)
         node = as_node(model)
         seen = look(topological([node]), Store(store))
-        return node, state([node], results_of(seen.found, store))[node.key]
+        return node, state([node], Published(seen.found, store))[node.key]
 
     longer = dataclasses.replace(MINI.training, steps=80)
     _, found = facts(longer)
