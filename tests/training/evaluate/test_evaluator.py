@@ -240,7 +240,7 @@ def test_a_set_without_a_prediction_is_refused(data):
 @pytest.mark.parametrize("sequences", [0, -1])
 def test_no_rows_at_all_are_refused(data, sequences):
     """By what reads them, and by the job that says so, which needs no devices."""
-    message = f"sequences: expected at least 1 of each split, found {sequences}"
+    message = f"sequences: expected int >= 1, found {sequences}"
     with pytest.raises(InputError, match=message):
         make(data, sequences=sequences)
     with pytest.raises(InputError, match=message):
