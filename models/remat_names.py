@@ -17,7 +17,6 @@ Every setting computes the same gradients; only time and memory differ.
 
 from __future__ import annotations
 
-from models.config import TransformerConfig
 from pipeline.errors import InputError
 
 BLOCK_INPUT = "block_input"
@@ -70,21 +69,3 @@ def _known(name: str) -> str:
             f"{', '.join(CHECKPOINT_NAMES)}"
         )
     return name
-
-
-def widths(config: TransformerConfig) -> dict[str, int]:
-    """Array elements per token and layer of each name, without attention's log-sum-exp."""
-    queries, keys = config.heads * config.head_size, config.kv_heads * config.head_size
-    gate = config.mlp if config.mlp_kind == "swiglu" else 0
-    return {
-        BLOCK_INPUT: config.embed,
-        "attention_input": config.embed,
-        "queries": queries,
-        "keys": keys,
-        "values": keys,
-        "attention_residuals": queries,
-        "attention_output": config.embed,
-        "mlp_input": config.embed,
-        "gate": gate,
-        "up": config.mlp,
-    }

@@ -34,7 +34,7 @@ from steps.tuning.choices import flags
 from steps.tuning.compiled import compile_fastest
 from steps.tuning.search import Search, search
 from steps.tuning.table import HEAD, MEANING, cells, data, rows
-from training.cost import calibration
+from training.cost import step_time
 
 _ROWS = 5  # most rows of each kind in the terminal
 _PLANS = 3  # plans to compile by default
@@ -189,8 +189,8 @@ def _head(tuning: Tuning, found: Search) -> list[str]:
     return [
         f"{tuning.label} on {hardware.name}",
         f"{found.tried:,} layouts, {found.fitting:,} plans fit by formula",
-        f"predicted: median error {calibration.ERROR:.0%}, 90th percentile "
-        f"{calibration.ERROR_90:.0%} on published runs",
+        f"predicted: median error {step_time.ERROR:.0%}, 90th percentile "
+        f"{step_time.ERROR_90:.0%} on published runs",
     ]
 
 

@@ -11,7 +11,7 @@ from pipeline.prices import price_of
 from steps.planning.declared_run import DeclaredRun
 from training.config import TrainConfig
 from training.cost.memory_estimate import optimizer_bytes
-from training.cost.step_forecast import Forecast
+from training.cost.step_time import Forecast
 
 START_SECONDS = 120.0
 """From the start of the hosts to the first step; published logs have 40 s until the devices are
@@ -51,7 +51,7 @@ def run_time(run: DeclaredRun, train: TrainConfig, step: Forecast, seconds: floa
     saves = _count(run, run.whole.checkpoint_every, run.whole.keep_every, run.whole.milestones)
     evaluated = _count(run, run.whole.evaluate_every) + (not run.done)  # also before the first step
     batches = 0 if train.evaluate_batches == "all" else int(train.evaluate_batches)
-    useful = step.seconds - step.times.update - step.times.fixed
+    useful = step.seconds - step.times["update"] - step.times["fixed"]
     steps = (run.steps - run.done) * seconds
     checkpoints = saves * checkpoint_bytes(run) / run.hardware.devices / SAVE_BYTES
     # A forward pass is a third of a step, whose backward pass costs twice as much.

@@ -22,10 +22,10 @@ from steps.platforms import chip_of, devices_here
 from training.config import TrainConfig
 from training.config.batch_schedule import rows_read
 from training.config.trackers import INSTALL, TRACKERS
-from training.cost import calibration
+from training.cost import step_time
 from training.cost.resolved_run import ResolvedRun, resolve_run
 from training.cost.shape_lint import lint
-from training.cost.step_forecast import Forecast, forecast
+from training.cost.step_time import Forecast, forecast
 
 
 def training_facts(node: Node, results: Results) -> Facts:
@@ -203,10 +203,10 @@ def _speed(
         "mfu_causal": step.mfu,
         "mfu_full_attention": step.mfu_full,
         "shares": step.shares,
-        "error_median": calibration.ERROR,
-        "error_90": calibration.ERROR_90,
+        "error_median": step_time.ERROR,
+        "error_90": step_time.ERROR_90,
     }
-    low, high = calibration.UNTUNED
+    low, high = step_time.UNTUNED
     lines = [
         f"predicted   {fast:.3g} to {slow:.3g} s per step (middle {step.seconds:.3g}), "
         f"{step.tokens / slow:,.0f} to {step.tokens / fast:,.0f} tokens/s, MFU about "
@@ -214,7 +214,7 @@ def _speed(
         f"            shares of its time: {shares}; remat {fit.train.remat}, "
         f"{fit.train.parallel.sharding}",
         f"            error on published runs, their source left out: median "
-        f"{calibration.ERROR:.0%}, 90th percentile {calibration.ERROR_90:.0%} "
+        f"{step_time.ERROR:.0%}, 90th percentile {step_time.ERROR_90:.0%} "
         f"(docs/predictions.md); untuned runs took {low:g} to {high:g} times the middle",
     ]
     wasted = lint(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,7 +10,7 @@ from steps.reporting import page
 from steps.reporting.charts import COLOURS, INK, figure, legend_above
 from steps.tuning.search import Plan, Search
 from steps.tuning.table import HEAD, MEANING
-from training.cost.step_time import Times
+from training.cost.step_time import KINDS
 
 
 def render(
@@ -72,9 +71,8 @@ def _shares(search: Search) -> list[list[str]]:
     if search.declared is not None:
         plans.append(("declared", search.declared))
     plans += [(MEANING[kind], plan) for kind, plan in search.chosen().items()]
-    kinds = [field.name for field in dataclasses.fields(Times)]
-    rows = [["plan", *kinds, "s per step"]]
+    rows = [["plan", *KINDS, "s per step"]]
     for name, plan in plans:
-        parts = [f"{getattr(plan.step.times, kind):.4f}" for kind in kinds]
+        parts = [f"{plan.step.times[kind]:.4f}" for kind in KINDS]
         rows.append([name, *parts, f"{plan.step.seconds:.4f}"])
     return rows

@@ -12,7 +12,7 @@ from pipeline.accelerators import Chip
 from steps.planning.declared_run import DeclaredRun
 from steps.planning.memory import CERTAIN, Fit, fit
 from steps.tuning.candidates import CHANGES, NOTHING, Candidate, candidates
-from training.cost.step_forecast import Forecast, forecast
+from training.cost.step_time import Forecast, forecast
 
 _SHOW_EVERY = 500
 _SAVING = 0.03

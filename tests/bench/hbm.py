@@ -4,9 +4,8 @@
         --remat matmuls --remat attention --remat full
 
 One JSON object a policy. `fits`; `need_gib`: arguments and temporaries; `peak_gib`: most memory at
-any moment, null where the program does not fit; `recomputed_dots`: matmuls and forward
-attention kernels that a step runs a second time on one chip, counted where `recomputed_from` says:
-in the compiled program, or in the trace of one that does not fit.
+any moment, null where the program does not fit; `executed_over_model`: FLOPs that a step executes
+by `training.cost.executed_flops`, over those of the model.
 
 `levanter` is what Levanter's own train step of that shape needs from the same compiler, where it
 was measured. A program that fits takes minutes to compile, another one seconds.
@@ -46,11 +45,9 @@ LEVANTER: dict[tuple[str, str, int, int], dict[str, dict[str, Any]]] = {
 def line(options: argparse.Namespace, remat: str) -> dict[str, Any]:
     """The measurement of one policy."""
     program = make_program(options, remat=remat)
-    from tests.training.hlo.cost import model_flops, program_cost
     from training.preflight import preflight
 
-    found, compiled = preflight(program)
-    cost = program_cost(program, compiled)
+    found, _ = preflight(program)
     shape = (options.model, options.slice.replace("v6e:4x4", "v6e-16"), options.batch, options.seq)
     peers = {} if options.set_model else LEVANTER.get(shape, {})
     return {
@@ -65,9 +62,6 @@ def line(options: argparse.Namespace, remat: str) -> dict[str, Any]:
         "host_gib": None if found.host_gib is None else round(found.host_gib, 3),
         "estimate_gib": {name: round(size, 3) for name, size in found.estimate_gib.items()},
         "estimated_need_gib": round(sum(found.estimate_gib.values()), 3),
-        "recomputed_dots": cost.recomputed_dots,
-        "recomputed_over_model_flops": round(cost.recomputed_flops / model_flops(program), 4),
-        "recomputed_from": "compiled" if found.fits else "traced",
         "compile_seconds": round(found.compile_seconds, 1),
         "versions": found.versions,
         "levanter": {**peers, "source": LEVANTER_SOURCE} if peers else None,

@@ -1,6 +1,6 @@
 """Predicted against published step times: fit the rates, report errors, write docs/predictions.md.
 
-    python -m tests.bench.predictions            print the constants of training/cost/calibration.py
+    python -m tests.bench.predictions            print the constants of training/cost/step_time.py
     python -m tests.bench.predictions --write    write docs/predictions.md
 
 Every row is predicted by rates that were fitted without any row of its source (leave one source
@@ -72,7 +72,7 @@ class Rows:
         """Seconds of a step, row by row."""
         found = np.zeros(len(self.rows))
         for chip, places, counted in self.blocks:
-            found[places] = times(counted, chip, rates(numbers, chip)).total
+            found[places] = sum(times(counted, chip, rates(numbers, chip)).values())
         return found
 
 
@@ -225,7 +225,7 @@ def _left_out(left_out: list[tuple[str, str]]) -> list[str]:
 
 
 def constants() -> str:
-    """What training/cost/calibration.py holds."""
+    """What training/cost/step_time.py holds."""
     rows = Rows(read()[0])
     numbers = fit(rows, rows.tuned)
     ratio = rows.measured / leave_one_source_out(rows)

@@ -11,11 +11,7 @@ from typing import Any
 import pytest
 
 from tests.bench.hbm import LEVANTER
-from tests.bench.step_cost import operations, without_options
 from tests.bench.tpu_options import parser, setting
-from tests.training import tiny
-from tests.training.hlo.cost import CompiledCost, Operation, cost
-from tests.training.hlo.parser import parse
 
 needs_libtpu = pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="needs libtpu")
 
@@ -33,26 +29,6 @@ def test_settings():
     assert (options.model, options.slice) == ("tomat_200m", "v6e-16")
 
 
-@pytest.mark.slow
-def test_the_baseline_is_the_same_step():
-    """Jitted anew, it computes the same and gives its state back where it took it."""
-    program = tiny.program(4, parallel=tiny.split(4))
-    bare = without_options(program)
-    ours, theirs = (cost(parse(each.lower().compile().as_text())) for each in (program, bare))
-    assert ours == theirs
-    assert ours.collectives
-
-
-def test_the_most_expensive_operations():
-    """Already in order; shares are of the whole program."""
-    found = [Operation("a", "matmul", 30, 3, 300, "f/dot", "bf16[8]")]
-    found.append(Operation("b", "other", 10, 1, 0, "", "f32[]"))
-    whole = CompiledCost(300, 0, 0, 0, {}, cycles=40, operations=tuple(found))
-    (line,) = operations(whole, 1)
-    assert (line["rank"], line["share"], line["flops_per_cycle"]) == (1, 0.75, 10)
-    assert [each["name"] for each in operations(whole, 9)] == ["a", "b"]
-
-
 def printed(bench: str, *arguments: str) -> list[dict[str, Any]]:
     """The lines of a bench on four chips, run as a user does."""
     done = subprocess.run(
@@ -68,8 +44,8 @@ def printed(bench: str, *arguments: str) -> list[dict[str, Any]]:
 
 @pytest.mark.slow
 @needs_libtpu
-def test_layouts_and_the_baseline():
-    """Each layout has its own collectives, and the baseline repeats more than our program."""
+def test_layouts():
+    """Each layout has its own collectives, and none repeats more than the scores."""
     sizes = ("layers=2", "embed=256", "mlp=512", "heads=4", "kv_heads=2", "vocab_size=1024")
     shape = ["--batch", "4", "--seq", "1024"]
     for size in sizes:
@@ -79,17 +55,13 @@ def test_layouts_and_the_baseline():
     data, split = printed("tests.bench.layouts", *shape, *chosen)
     assert set(data["collectives"]) == {"all-reduce"}
     assert {"all-gather", "reduce-scatter", "all-reduce"} <= set(split["collectives"])
-    # Each repeats the scores alone, and so does the one whose devices see parts of the rows.
     assert 1 < split["executed_over_model"] == data["executed_over_model"]
-    ours, baseline = printed("tests.bench.step_cost", *shape, "--baseline")
-    assert (ours["program"], baseline["program"]) == ("ponente", "baseline")
-    assert ours["executed_over_model"] < baseline["executed_over_model"]
 
 
 @pytest.mark.slow
 @needs_libtpu
 def test_a_program_that_does_not_fit():
-    """Refused in seconds, in one line; recomputation is counted from what was traced."""
+    """Refused in seconds, in one line."""
     # An untouched 200M model without recomputation is far above the limit in every version of it.
     shape = ("--batch", "512", "--seq", "8192", "--remat", "none")
     (line,) = printed("tests.bench.hbm", *shape)
@@ -100,7 +72,7 @@ def test_a_program_that_does_not_fit():
     assert line["peak_gib"] is None
     assert (line["batch"], line["seq"], line["devices"]) == (512, 8192, 4)
     assert set(line["versions"]) == {"jax", "libtpu"}
-    assert line["recomputed_dots"] == 0
+    assert 1 < line["executed_over_model"] < 1.1
 
 
 def test_the_peers_figures_are_named_by_presets():

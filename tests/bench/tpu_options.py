@@ -72,7 +72,15 @@ def make_program(options: argparse.Namespace, **changes: Any) -> Any:
 
 def described(options: argparse.Namespace, program: Any) -> dict[str, Any]:
     """What was asked for, and what the program made of it, for a line of output."""
-    train = program.train
+    from models.flops import training_flops_per_token
+    from training.config import OptimizerConfig
+    from training.cost.executed_flops import executed_flops
+
+    train, model = program.train, program.model
+    optimizer = OptimizerConfig(**dict(options.set_optimizer))
+    executed = executed_flops(model, optimizer, train, program.backend, program.layout.devices)
+    asked = training_flops_per_token(model, train.sequence_length, causal=True)
+    tokens = train.batch_size * train.sequence_length
     return {
         "model": options.model,
         "changed": {
@@ -89,4 +97,5 @@ def described(options: argparse.Namespace, program: Any) -> dict[str, Any]:
         "microbatches": train.microbatches,
         "loss_chunks": train.loss_chunks,
         "attention": program.backend,
+        "executed_over_model": executed and round(executed / (asked * tokens), 4),
     }

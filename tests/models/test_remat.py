@@ -16,8 +16,8 @@ from models.remat_names import (
     MATMULS,
     NAMED_POLICIES,
     saved_names,
-    widths,
 )
+from models.shape.footprint import footprint
 from models.transformer import Forward
 from pipeline.errors import InputError
 from tests.models import small
@@ -111,7 +111,7 @@ def test_every_name_keeps_its_documented_width(name):
     """Saving one name keeps its width per token and layer more than saving none."""
     config, tokens = small.config(), small.tokens().size
     more = saved_bytes(f"save:{name}") - saved_bytes("full")
-    want = 4 * tokens * config.layers * widths(config)[name]
+    want = 4 * tokens * config.layers * footprint(config).widths[name]
     # A block's input is kept whatever the setting; its name only lets it be moved.
     assert more == (0 if name == BLOCK_INPUT else want)
 
@@ -128,8 +128,8 @@ def test_a_blocks_input_is_moved_and_not_copied():
 
 def test_widths_know_each_kind():
     """Without a gate there is no gate to keep."""
-    assert widths(small.config(mlp_kind="relu2"))["gate"] == 0
-    assert set(widths(small.config())) == set(CHECKPOINT_NAMES)
+    assert footprint(small.config(mlp_kind="relu2")).widths["gate"] == 0
+    assert set(footprint(small.config()).widths) == set(CHECKPOINT_NAMES)
 
 
 def dots(remat) -> int:

@@ -1,6 +1,5 @@
 """What a program needs, from the compiler of its own devices."""
 
-import dataclasses
 import importlib.util
 import json
 import os
@@ -14,7 +13,6 @@ import pytest
 from pipeline.accelerators import TPUS
 from pipeline.errors import InputError
 from tests.training import tiny
-from tests.training.hlo.cost import executed_over_model, model_flops, program_cost
 from training.cost import topology
 from training.cost.topology import describe
 from training.preflight import argument_bytes, parse_refusal, preflight
@@ -60,42 +58,15 @@ def test_other_errors_propagate(message, monkeypatch):
 
 @pytest.mark.slow
 def test_a_program_of_the_cpu():
-    """FLOPs are the model's weights times six a token, and reference attention's full square."""
-    devices = 4
-    program = tiny.program(devices)
+    """It fits, and its arguments are the state and the batch."""
+    program = tiny.program(4)
     found, compiled = preflight(program)
-    cost = program_cost(program, compiled)
-    model, train = program.model, program.train
-    tokens = train.batch_size * train.sequence_length // devices
-    square = 2 * tokens * train.sequence_length * model.heads * model.head_size * model.layers
-    # Two matmuls forward and four backward; the backward pass makes the first two again.
-    assert cost.matmul_flops == 6 * model.matmul_parameters * tokens + 8 * square
-    assert cost.recomputed_flops == 2 * square
-    assert cost.recomputed_dots == 2 * model.layers
-    masked = 3 * square * (1 - 1 / train.sequence_length)
-    asked = 6 * model.matmul_parameters * tokens + 6 * square - masked
-    assert model_flops(program) == pytest.approx(asked)
+    assert compiled is not None
     assert found.fits
     assert found.limit_gib is None
     assert found.arguments_gib * GIB == argument_bytes(program)
     assert found.need_gib >= found.arguments_gib + found.temporaries_gib
     assert found.peak_gib > 0
-    counted = program_cost(program, None)
-    assert counted.cycles is None
-    assert counted.matmul_flops == cost.matmul_flops
-    assert counted.recomputed_dots == cost.recomputed_dots
-    kernels = dataclasses.replace(cost, attention_flops=int(model_flops(program)))
-    without = executed_over_model(program, cost)
-    assert executed_over_model(program, kernels) == pytest.approx(without + 1)
-
-
-@pytest.mark.slow
-def test_microbatches_do_the_same_work():
-    """A loop over two halves of the batch."""
-    programs = (tiny.program(1, microbatches=count) for count in (1, 2))
-    whole, halves = (program_cost(program, None) for program in programs)
-    assert whole.matmul_flops == halves.matmul_flops
-    assert 2 * whole.recomputed_dots == halves.recomputed_dots
 
 
 @pytest.mark.parametrize("name", ["v6e-3", "cpu-2x2", "local", "v6e:", "v6e:0x4", "4x4"])
@@ -116,7 +87,7 @@ from training.cost.topology import describe
 names = {name: describe(name) for name in ("v6e-1", "v6e-4", "v6e-8", "v6e-16", "v6e:2x2")}
 from models.config import TransformerConfig
 from training.config import OptimizerConfig, TrainConfig
-from tests.training.hlo.cost import program_cost
+from tests.training.hlo import cost
 from training.preflight import preflight
 from training.step.program import build_program
 
@@ -155,8 +126,7 @@ print(json.dumps({
     "hosts": {name: devices[-1].process_index + 1 for name, devices in names.items()},
     "parameters": model.parameter_count,
     "small": dataclasses.asdict(verdict),
-    "cost": dataclasses.asdict(program_cost(program(), compiled)),
-    "traced": dataclasses.asdict(program_cost(program(), None)),
+    "cycles": cost(compiled.as_text()).cycles,
 }))
 """
 
@@ -176,7 +146,7 @@ def test_the_tpu_compiler():
     found = json.loads(done.stdout.splitlines()[-1])
     assert found["devices"] == {"v6e-1": 1, "v6e-4": 4, "v6e-8": 8, "v6e-16": 16, "v6e:2x2": 4}
     assert found["hosts"] == {"v6e-1": 1, "v6e-4": 1, "v6e-8": 1, "v6e-16": 4, "v6e:2x2": 1}
-    small, cost, traced = found["small"], found["cost"], found["traced"]
+    small = found["small"]
     assert small["fits"]
     # The compiler says it to two decimals, and reserves a little more since libtpu 0.0.50.
     assert small["limit_gib"] == 31.25
@@ -186,10 +156,5 @@ def test_the_tpu_compiler():
     assert state < small["arguments_gib"] < 1.1 * state + 0.01
     # The peak has the program's own code in it, which for two layers is about as large.
     assert small["arguments_gib"] < small["peak_gib"] < small["need_gib"] + 0.1 < 1
-    for name in ("matmul_flops", "attention_flops", "recomputed_dots", "recomputed_flops"):
-        assert cost[name] == traced[name], name
-    assert cost["kernels"] == traced["kernels"]
-    # Queries, keys, values, output, gate, up and the kernel, in two layers and two microbatches.
-    assert cost["recomputed_dots"] == 28
-    assert cost["cycles"] > 0
+    assert found["cycles"] > 0
     assert small["versions"]["libtpu"] is not None

@@ -11,11 +11,11 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from models.attention.position_sharing import Way, choose_way
+from models.attention.position_sharing import choose_way
 from models.attention.tile_choice import LANES, choose_tiles, partial_sums_bytes
 from models.config import TransformerConfig
-from models.layer_cycles import cycles_of
-from models.remat_names import BLOCK_INPUT, MATMULS, saved_names, widths
+from models.remat_names import BLOCK_INPUT, MATMULS, saved_names
+from models.shape.footprint import Footprint, footprint
 from pipeline.errors import InputError
 from training.config import OptimizerConfig, Parallelism, TrainConfig
 from training.config.optimizer import moment_bytes
@@ -34,14 +34,12 @@ class Estimate:
     """Bytes on one device, by content; `backward`, `loss` and `update` are not simultaneous.
 
     Attributes:
-        state: in memory during the whole step: parameters, their EMA, optimizer state, the compute
-            parameters, gradients.
+        state: in memory during the whole step.
         residuals: what the forward pass keeps for the backward pass, by the names of
             `models.remat_names`.
         backward: intermediates of one iteration of the backward pass over layers.
         loss: logits of one chunk and their gradient.
-        update: optimizer state that comes from the host after the residuals are freed, and goes
-            back.
+        update: optimizer state that comes from the host after the residuals are freed.
         host: bytes in the host's memory.
     """
 
@@ -91,19 +89,12 @@ def estimate(
     *,
     platform: str = "tpu",
 ) -> Estimate:
-    """Memory of one step with concrete settings.
-
-    Args:
-        model: shape of the model.
-        optimizer: determines the size of the optimizer state.
-        train: the training configuration, without "auto".
-        devices: number of devices of the run.
-        platform: "tpu", "gpu" or "cpu"; the splash kernel runs only on "tpu".
+    """Memory of one step on one of `devices` devices of a platform: "tpu", "gpu" or "cpu".
 
     Raises:
-        InputError: a setting is still "auto".
+        InputError: remat, loss chunks or sharding is still "auto".
     """
-    parallel = train.parallel
+    parallel, shape = train.parallel, footprint(model)
     if "auto" in (train.remat, train.loss_chunks, parallel.sharding):
         raise InputError(
             "estimate: expected concrete remat, loss_chunks and sharding, found "
@@ -111,25 +102,28 @@ def estimate(
         )
     data, group, sequence, tensor = parallel.mesh_shape(devices)
     width = 2 if train.compute_dtype == "bfloat16" else 4
-    rows = train.batch_size / (data * group * train.microbatches)
-    tokens = rows * train.sequence_length / sequence
+    tokens = train.batch_size / (data * group * train.microbatches) * train.sequence_length
+    tokens = tokens / sequence
     moments = optimizer_bytes(model, optimizer) / tensor / group
     on_host = parallel.optimizer_memory == "host"
     residuals, offloaded = _residuals(model, train.remat, width, tensor)
-    sums = _partial_sums(model, train, rows, platform)
+    # The backward pass needs the residuals of a whole iteration of the loop over layers beside the
+    # arrays of all layers; for one layer, `_working` includes them.
+    others = shape.period * min(train.unroll, shape.cycles) - 1 if shape.cycles > 1 else 0
+    window = None if None in model.windows else max(filter(None, model.windows))
     chunk = tokens * model.padded_vocab_size / int(train.loss_chunks) / tensor
     return Estimate(
         state={
-            **_parameters(model, train, width, group, tensor),
+            **_parameters(shape, train, width, group, tensor),
             "optimizer state": 0.0 if on_host else moments,
         },
         residuals=_times(tokens * model.layers, residuals),
         backward={
             **_times(tokens, _working(model, train.remat, width, parallel)),
-            "residuals of the loop's other layers": (
-                tokens * _other_layers(model, train.unroll) * sum(residuals.values())
+            "residuals of the loop's other layers": tokens * others * sum(residuals.values()),
+            "partial sums of attention's backward": partial_sums(
+                model, train, devices, window, platform
             ),
-            "partial sums of attention's backward": sums,
         },
         loss={"logits of a chunk": 4 * chunk, "their gradient": width * chunk},
         update={"optimizer state, from and to the host": BROUGHT * moments} if on_host else {},
@@ -146,12 +140,12 @@ def _times(count: float, parts: Parts) -> dict[str, float]:
 
 def optimizer_bytes(model: TransformerConfig, optimizer: OptimizerConfig) -> float:
     """Bytes of the optimizer state of all parameters."""
-    block_matrices = model.matmul_parameters - model.padded_vocab_size * model.embed
-    return moment_bytes(optimizer, model.parameter_count, block_matrices)
+    shape = footprint(model)
+    return moment_bytes(optimizer, shape.parameters, shape.block_parameters)
 
 
 def _parameters(
-    model: TransformerConfig, train: TrainConfig, width: int, group: int, tensor: int
+    shape: Footprint, train: TrainConfig, width: int, group: int, tensor: int
 ) -> dict[str, float]:
     """Bytes of the parameters, of their copies in the compute dtype and of the gradients.
 
@@ -159,7 +153,7 @@ def _parameters(
     dtype and in float32, and the update in float32: width + 4 + 4 bytes per parameter. The loop
     over microbatches needs the gathered parameters once more.
     """
-    parameters, tables = model.parameter_count / tensor, _table_parameters(model) / tensor
+    parameters, tables = shape.parameters / tensor, shape.table_parameters / tensor
     layers = parameters - tables
     gathered = layers / group if train.parallel.sharding == "fsdp" else layers
     stays = train.parallel.rules.splits_tables and tensor == 1
@@ -178,11 +172,6 @@ def _parameters(
     }
 
 
-def _table_parameters(model: TransformerConfig) -> int:
-    """Parameters of the embedding and of an untied head."""
-    return model.padded_vocab_size * model.embed * (1 if model.tied else 2)
-
-
 _STREAMS = (BLOCK_INPUT, "attention_input", "attention_output", "mlp_input")
 """Names with the axis [embed], which tensor parallelism does not split."""
 
@@ -191,7 +180,7 @@ def _residuals(
     model: TransformerConfig, remat: str, width: int, tensor: int
 ) -> tuple[dict[str, float], dict[str, float]]:
     """Bytes per token and layer by name: kept on the device, and offloaded to the host."""
-    size = {name: width * count for name, count in widths(model).items()}
+    size = {name: width * count for name, count in footprint(model).widths.items()}
     size = {name: n if name in _STREAMS else n / tensor for name, n in size.items()}
     if remat in ("none", "dots"):
         saved, offloaded = MATMULS, ()
@@ -218,11 +207,12 @@ def _working(
     """
     heads = model.heads * model.head_size / parallel.tensor
     gathered = 4 * model.kv_heads * model.head_size * (parallel.sequence - 1) / parallel.tensor
-    if _way(model, parallel) == "heads":
+    if _exchanges_heads(model, parallel):
         gathered = 0.0
     # Arrays of width `mlp` that are in memory at once: more when gate and up are recomputed.
-    keeps = remat in ("none", "dots") or _keeps_mlp(model, remat)
-    wide = (5 if keeps else 7) if widths(model)["gate"] else (3 if keeps else 4)
+    wanted = {"gate", "up"} if model.mlp_kind == "swiglu" else {"up"}
+    keeps = remat in ("none", "dots") or wanted <= {*sum(saved_names(remat), ())}
+    wide = (5 if keeps else 7) if "gate" in wanted else (3 if keeps else 4)
     return {
         "attention, with cotangents": width * 8 * heads,
         "keys and values of other devices": width * gathered,
@@ -232,31 +222,19 @@ def _working(
     }
 
 
-def _other_layers(model: TransformerConfig, unroll: int) -> int:
-    """Layers per iteration of the loop over layers, less one.
-
-    The backward pass needs the residuals of a whole iteration beside the arrays of all layers; for
-    one layer, `_working` includes them.
-    """
-    period, count = cycles_of(model.windows)
-    return period * min(unroll, count) - 1 if count > 1 else 0
+def _exchanges_heads(model: TransformerConfig, parallel: Parallelism) -> bool:
+    """Whether devices that share a sequence exchange its positions for heads."""
+    return choose_way(model.kv_heads // parallel.tensor, True, None, parallel.sequence) == "heads"
 
 
-def _way(model: TransformerConfig, parallel: Parallelism) -> Way:
-    """How devices that share a sequence divide attention, if its length fits the kernel's tiles."""
-    return choose_way(model.kv_heads // parallel.tensor, True, None, parallel.sequence)
-
-
-def _keeps_mlp(model: TransformerConfig, remat: str) -> bool:
-    """Whether the backward pass recomputes no matmul of the MLP."""
-    known = sum(saved_names(remat), ())
-    return all(name in known for name in ("gate", "up") if widths(model)[name])
-
-
-def _partial_sums(
-    model: TransformerConfig, train: TrainConfig, rows: float, platform: str
+def partial_sums(
+    model: TransformerConfig,
+    train: TrainConfig,
+    devices: int,
+    window: int | None,
+    platform: str = "tpu",
 ) -> float:
-    """Bytes of the partial sums that splash's fused backward kernel writes in one layer.
+    """Bytes that splash's fused backward kernel writes in one layer with a `window`.
 
     0 where this kernel does not run.
     """
@@ -264,12 +242,12 @@ def _partial_sums(
     runs = platform == "tpu" and train.attention in ("auto", "splash")
     if not runs or length % (LANES * sequence):
         return 0.0
-    heads = math.ceil(rows * model.heads / train.parallel.tensor)
-    window = None if None in model.windows else max(filter(None, model.windows))
-    if _way(model, train.parallel) == "heads":
+    data, group, _, tensor = train.parallel.mesh_shape(devices)
+    rows = train.batch_size / (data * group * train.microbatches)
+    heads = math.ceil(rows * model.heads / tensor)
+    if _exchanges_heads(model, train.parallel):
         heads, sequence = math.ceil(heads / sequence), 1
     sizes = choose_tiles(length, model.head_size, window, sequence, heads)
     if not sizes.use_fused_bwd_kernel:
         return 0.0
-    block = sizes.block_kv_dkv
-    return heads * partial_sums_bytes(length, model.head_size, sequence, block)
+    return heads * partial_sums_bytes(length, model.head_size, sequence, sizes.block_kv_dkv)

@@ -15,14 +15,14 @@ from typing import Literal
 
 from models.config import TransformerConfig
 from models.loss.chunk_count import chunk_count, logit_budget
-from models.remat_names import BLOCK_INPUT, MATMULS, widths
+from models.remat_names import BLOCK_INPUT, MATMULS
+from models.shape.footprint import footprint
 from pipeline.errors import InputError
 from training.config import OptimizerConfig, Parallelism, TrainConfig
 from training.config.mesh_division import check_model
 from training.config.parallelism import Sharding
+from training.cost.executed_flops import block_flops, orthogonalization_flops, recomputed
 from training.cost.memory_estimate import GIB, Estimate, estimate
-from training.cost.recompute import block_flops, recomputed
-from training.cost.step_work import orthogonalization_flops
 
 SHARDINGS: dict[Sharding, float] = {"replicated": 0.0, "zero1": 0.01, "fsdp": 0.1}
 """Cost of each sharding for "auto", as a share of the forward pass: gathering parameters once a
@@ -131,7 +131,7 @@ def _remats(model: TransformerConfig, train: TrainConfig) -> list[str]:
     if train.remat != "auto":
         return [train.remat]
     always = ("attention_residuals", "mlp_input")
-    others = [name for name in MATMULS if name not in always and widths(model)[name]]
+    others = [name for name in MATMULS if name not in always and footprint(model).widths[name]]
     subsets = itertools.chain.from_iterable(
         itertools.combinations(others, count) for count in range(1, len(others))
     )

@@ -4,8 +4,10 @@ A roofline model of each part. The time of matmuls is the larger of FLOPs / peak
 bandwidth; that of norms, activations, loss and update is bytes / bandwidth; that of attention is
 the larger of its matmuls and its scores, which the vector unit computes at a rate that hardly
 depends on the head size. Collectives overlap with computation, except for a share. The larger of
-two overlapping times is the 4-norm of both, a smooth maximum. The free parameters and their origin
-are in `training.cost.calibration`.
+two overlapping times is the 4-norm of both, a smooth maximum. Imports no JAX.
+
+The free parameters (`rates`) were fitted on 2026-11-23 by `python -m tests.bench.predictions` to
+128 published rows of 9 sources; docs/predictions.md has every row with its error.
 """
 
 from __future__ import annotations
@@ -13,8 +15,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from models.config import TransformerConfig
+from models.flops import training_flops_per_token
 from pipeline.accelerators import TPUS, Chip
-from training.cost.step_work import Work
+from training.config import OptimizerConfig, TrainConfig
+from training.cost.executed_flops import orthogonalization_flops
+from training.cost.memory_estimate import optimizer_bytes
+from training.cost.step_work import Job, Work, work
 
 NETWORK = {"v4": 6.25e9, "v5e": 6.25e9, "v5p": 6.25e9, "v6e": 12.5e9, "a100": 25e9}
 """Bytes per second of one chip to other slices or hosts ("How to Scale Your Model", table of chips;
@@ -25,6 +32,22 @@ clock."""
 DEFAULT_NETWORK = 50e9  # eight 400 Gb/s adapters for eight GPUs
 HOST_LINK = 16e9
 """Bytes per second between one chip and its host, when several chips share the host's link."""
+
+ROWS = 128
+ERROR, ERROR_90 = 0.116, 0.287
+"""Median and 90th percentile of the absolute relative error, with each row's source left out of the
+fit."""
+FAST, SLOW = 0.796, 1.178
+"""10th and 90th percentile of published / predicted time of tuned runs."""
+UNTUNED = (2.1, 2.6)
+"""Published / predicted time of the two untuned runs."""
+MATMUL = {"v4": 0.724, "v5e": 0.779, "v5p": 0.718, "v6e": 0.717, "a100": 0.654, "h100": 0.503}
+"""Share of the peak that large matmuls reach, by chip."""
+_SAME = {"h200": "h100"}  # the same multiprocessors
+_FAMILY = 0.572  # GPUs without published rows
+
+KINDS = ["matmul", "head", "attention", "elementwise", "update", "communication", "fixed"]
+"""Kinds of work whose times add up to a step; "communication" is what computation does not hide."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,41 +69,98 @@ class Rates:
     fixed: Any
 
 
-@dataclass(frozen=True, kw_only=True)
-class Times:
-    """Seconds of one step, by kind of work; `communication` is what computation does not hide."""
+def rates(chip: Chip) -> Rates:
+    """The fitted parameters for a chip, or for its family where no published row has the chip."""
+    tpu = chip.name in TPUS
+    return Rates(
+        matmul=MATMUL.get(_SAME.get(chip.name, chip.name), _FAMILY),
+        scores=8.26 if tpu else 10.8,
+        streams=0.979 if tpu else 1.032,
+        exposed=0.126,
+        fixed=0.0131,
+    )
 
-    matmul: Any
-    head: Any
-    attention: Any
-    elementwise: Any
-    update: Any
-    communication: Any
-    fixed: Any
+
+@dataclass(frozen=True, kw_only=True)
+class Forecast:
+    """A predicted step.
+
+    Attributes:
+        times: seconds by kind of work, see `KINDS`.
+        tokens: tokens per step, over all devices.
+        mfu: model FLOPs over the peak, with causal attention.
+        mfu_full: the same with attention over all pairs.
+    """
+
+    times: dict[str, float]
+    tokens: int
+    mfu: float
+    mfu_full: float
 
     @property
-    def total(self) -> Any:
-        """Seconds of the step: the sum of all kinds."""
-        return sum(vars(self).values())
+    def seconds(self) -> float:
+        """Predicted seconds of one step."""
+        return sum(self.times.values())
+
+    @property
+    def range(self) -> tuple[float, float]:
+        """80 % interval of the step's seconds, from the errors for tuned published runs."""
+        return self.seconds * FAST, self.seconds * SLOW
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """Share of the step's time by kind of work, the largest first."""
+        found = {kind: seconds / self.seconds for kind, seconds in self.times.items()}
+        return dict(sorted(found.items(), key=lambda item: -item[1]))
 
 
-def times(work: Work, chip: Chip, rates: Rates) -> Times:
-    """Predicted seconds of one step, by kind of work."""
+def forecast(
+    model: TransformerConfig,
+    optimizer: OptimizerConfig,
+    train: TrainConfig,
+    chip: Chip,
+    devices: int,
+    slices: int = 1,
+) -> Forecast:
+    """The prediction for a configuration without "auto" on `devices` chips of one kind."""
+    _, group, sequence, tensor = train.parallel.mesh_shape(devices)
+    job = Job(
+        model=model,
+        rows=train.batch_size / devices,
+        sequence_length=train.sequence_length,
+        chips=devices,
+        group=group,
+        sharding=train.parallel.sharding,
+        sequence=sequence,
+        tensor=tensor,
+        slices=slices,
+        microbatches=train.microbatches,
+        remat=train.remat,
+        state_bytes=optimizer_bytes(model, optimizer) / model.parameter_count,
+        update_flops=orthogonalization_flops(model, optimizer) / (group * tensor),
+        on_host=train.parallel.optimizer_memory == "host",
+    )
+    found = times(work(job, chip), chip, rates(chip))
+    causal, full = (
+        job.tokens * training_flops_per_token(model, train.sequence_length, causal=causal)
+        for causal in (True, False)
+    )
+    peak = chip.peak * sum(found.values())
+    tokens = train.batch_size * train.sequence_length
+    return Forecast(times=found, tokens=tokens, mfu=causal / peak, mfu_full=full / peak)
+
+
+def times(work: Work, chip: Chip, rates: Rates) -> dict[str, Any]:
+    """Predicted seconds of one step, by kind of work in the order of `KINDS`."""
     speed = chip.peak * rates.matmul
     matmuls = _larger(work.matmul_flops / speed, work.matmul_bytes / chip.bandwidth)
     head = matmuls * (work.head_flops / work.matmul_flops)
     attention = _larger(work.scores * rates.scores * score_seconds(chip), work.score_flops / speed)
     elementwise = rates.streams * (work.stream_bytes + work.logit_bytes) / chip.bandwidth
-    compute = matmuls + attention + elementwise
-    return Times(
-        matmul=matmuls - head,
-        head=head,
-        attention=attention,
-        elementwise=elementwise,
-        update=work.update_bytes / chip.bandwidth + work.update_flops / speed,
-        communication=_waiting(work, chip, rates, compute),
-        fixed=rates.fixed,
-    )
+    update = work.update_bytes / chip.bandwidth + work.update_flops / speed
+    waiting = _waiting(work, chip, rates, matmuls + attention + elementwise)
+    parts = (matmuls - head, head, attention, elementwise, update, waiting, rates.fixed)
+    return dict(zip(KINDS, parts, strict=True))
 
 
 def score_seconds(chip: Chip) -> float:

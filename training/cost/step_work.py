@@ -11,11 +11,10 @@ from dataclasses import dataclass
 from models.attention.position_sharing import choose_way
 from models.attention.tile_choice import LANES
 from models.config import TransformerConfig
-from models.flops import attended_pairs
-from models.remat_names import saved_names, widths
+from models.remat_names import saved_names
+from models.shape.footprint import footprint
 from pipeline.accelerators import TPUS, Chip
-from training.config.optimizer import OptimizerConfig
-from training.cost.recompute import repeated
+from training.cost.executed_flops import ATTENTION, repeated
 
 HOST_CHIPS = 8
 """GPUs that NVLink connects."""
@@ -26,19 +25,15 @@ class Job:
     """A train step on a kind of chip.
 
     Attributes:
-        model: shape of the model.
         rows: sequences per step / chips; a fraction where chips share a sequence.
-        sequence_length: tokens per sequence.
-        chips: number of chips of the run.
         group: chips that share one copy of parameters and optimizer state.
         sharding: "replicated", "zero1" or "fsdp", see `training.config.parallelism`.
         sequence: chips that share the positions of a sequence.
         tensor: chips that share heads, MLP and vocabulary.
         slices: groups of chips that only the data-centre network connects.
-        microbatches: number of microbatches per step.
         remat: see `models.remat_names`; "half" keeps the matmuls of every second layer.
         state_bytes: bytes of optimizer state per parameter.
-        update_flops: FLOPs of the optimizer's matmuls on one chip, see `orthogonalization_flops`.
+        update_flops: FLOPs of the optimizer's matmuls on one chip.
         on_host: whether the optimizer state is in the host's memory.
     """
 
@@ -116,7 +111,7 @@ def work(job: Job, chip: Chip) -> Work:
     head = 3 * tokens * 2 * _pad(model.padded_vocab_size, chip) * _pad(model.embed, chip)
     table = model.padded_vocab_size / job.tensor
     head_bytes = 3 * 2 * (tokens * job.tensor * (model.embed + table) + table * model.embed)
-    scores, score_flops = _attention(job, chip, again.get("attention_residuals", 0.0))
+    scores, score_flops = _attention(job, chip, again.get(ATTENTION, 0.0))
     gathered, network = _state_traffic(job, chip)
     return Work(
         matmul_flops=model.layers * flops + head,
@@ -135,22 +130,6 @@ def work(job: Job, chip: Chip) -> Work:
     )
 
 
-def orthogonalization_flops(model: TransformerConfig, optimizer: OptimizerConfig) -> float:
-    """FLOPs of Muon's Newton-Schulz iterations over all matrices of a model; 0 for others.
-
-    An iteration of a matrix of sides m <= n makes three products, 2 m^2 n + 2 m^3 + 2 m^2 n FLOPs
-    (https://kellerjordan.github.io/posts/muon). Chips that hold a whole copy of the optimizer state
-    repeat them; chips that divide it share them.
-    """
-    if optimizer.kind != "muon":
-        return 0.0
-    size = widths(model)
-    others = [size[name] for name in ("queries", "keys", "values", "gate", "up") if size[name]]
-    others += [size["queries"], size["up"]]  # of the output and down projections
-    sides = [sorted((model.embed, other)) for other in others]
-    return model.layers * optimizer.muon_steps * sum(4.0 * m * m * n + 2.0 * m**3 for m, n in sides)
-
-
 def _tile(chip: Chip) -> int:
     """Side of the matrix unit's tile; on a GPU, of the tile of its usual kernels."""
     if chip.name not in TPUS:
@@ -165,17 +144,14 @@ def _pad(size: float, chip: Chip) -> int:
 
 def _layer_matmuls(job: Job, chip: Chip, again: dict[str, float]) -> tuple[float, float]:
     """(padded operations, bytes of operands and results) of one layer's matmuls, all passes."""
-    model, tensor = job.model, job.tensor
-    size = {name: width / tensor for name, width in widths(model).items()}
-    into = ("queries", "keys", "values", "gate", "up")
-    # (rows of the weight, its columns, executions). Without recomputation 3: one forward matmul,
-    # and two backward, for the gradients of the input and of the weight.
-    matmuls = [(float(model.embed), size[n], 3 + again.get(n, 0.0)) for n in into if size[n]]
-    matmuls.append((size["queries"], float(model.embed), 3 + again.get("mlp_input", 0.0)))
-    matmuls.append((size["up"], float(model.embed), 3.0))
+    tensor, tokens = job.tensor, job.tokens * job.tensor
     flops = operands = 0.0
-    tokens = job.tokens * tensor
-    for rows, columns, passes in matmuls:
+    for each in footprint(job.model).matrices:
+        # Without repetition 3 executions: one forward matmul, and two backward, for the gradients
+        # of the input and of the weight.
+        passes = 3 + again.get(each.result, 0.0)
+        rows, columns = float(each.rows), float(each.columns)
+        rows, columns = (rows, columns / tensor) if each.into_block else (rows / tensor, columns)
         flops += passes * 2 * tokens * _pad(rows, chip) * _pad(columns, chip)
         weight = rows * columns * job.microbatches
         operands += passes * 2 * (tokens * (rows + columns) + weight)
@@ -185,8 +161,7 @@ def _layer_matmuls(job: Job, chip: Chip, again: dict[str, float]) -> tuple[float
 def _attention(job: Job, chip: Chip, again: float) -> tuple[float, float]:
     """(scores, FLOPs at padded head sizes) of all layers, causal and inside windows."""
     model = job.model
-    length = job.sequence_length
-    attended = math.fsum(attended_pairs(length, w) for w in model.windows) / length
+    attended = footprint(model).pairs(job.sequence_length) / job.sequence_length
     scores = job.tokens * model.heads * attended * (1 + BACKWARD_SCORES + again)
     lanes = 128 if chip.name in TPUS else 64
     # Two matmuls of 2 x head_size FLOPs per score: queries with keys, probabilities with values.
@@ -194,8 +169,7 @@ def _attention(job: Job, chip: Chip, again: float) -> tuple[float, float]:
 
 
 def _streams(job: Job, again: dict[str, float]) -> float:
-    """Bytes of elementwise work: three times a forward pass over the residual stream, the heads and
-    the MLP's hidden arrays, and once more where the block is recomputed."""
+    """Bytes of elementwise work: three times a forward pass, once more where it is recomputed."""
     model = job.model
     middle = (3 if model.mlp_kind == "swiglu" else 2) * model.mlp
     heads = 4 * (model.heads + 2 * model.kv_heads) * model.head_size
@@ -217,7 +191,7 @@ def _host(job: Job) -> float:
     """Bytes of residuals and optimizer state that move to the host and back."""
     model, moved = job.model, 0.0
     if job.remat not in ("none", "dots", "half"):
-        size = widths(model)
+        size = footprint(model).widths
         # Twice (there and back), 2 bytes each.
         moved = 2 * 2 * job.tokens * model.layers * sum(size[n] for n in saved_names(job.remat)[1])
     own = model.parameter_count / job.tensor / job.group

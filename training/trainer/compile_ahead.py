@@ -10,7 +10,6 @@ waits for it; killing the process instead loses nothing.
 from __future__ import annotations
 
 import dataclasses
-import logging
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
@@ -20,13 +19,10 @@ import jax
 from training.config.batch_schedule import BatchPhase
 from training.config.job import TrainJob
 from training.cost.executed_flops import executed_flops
-from training.cost.step_work import orthogonalization_flops
 from training.fault.preemption import StopSignal
 from training.metrics.throughput import Throughput
 from training.step.program import Program
 from training.trainer.kept_program import KeptPrograms
-
-logger = logging.getLogger(__name__)
 
 _POLL_SECONDS = 0.2
 
@@ -94,25 +90,15 @@ class PhaseCompiler:
     def _compile(self, phase: BatchPhase) -> CompiledPhase:
         program = self._programs[phase]
         traced = program.step.trace(program.abstract, program.abstract_batch())
-        throughput = self._throughput(program, traced)
+        throughput = self._throughput(program)
         compiled, loaded = self._kept.compile(program, traced.lower())
         self.loaded += loaded
         self.count += not loaded
         return CompiledPhase(compiled, throughput)
 
-    def _throughput(self, program: Program, traced: jax.stages.Traced) -> Throughput:
-        layout, train = program.layout, program.train
+    def _throughput(self, program: Program) -> Throughput:
+        layout, train, job = program.layout, program.train, self._job
         kind = layout.mesh.devices.flat[0].device_kind
-        shape = (self._job.model, train.batch_size, train.sequence_length, kind, layout.devices)
-        found = Throughput.of(*shape)
-        if found.peak is None:  # without a peak there is no utilization to compute
-            return found
-        length = train.sequence_length
-        data, _, sequence, _ = train.parallel.mesh_shape(layout.devices)
-        once = orthogonalization_flops(self._job.model, self._job.optimizer)
-        repeated = (data * sequence - 1) * once
-        executed, reason = executed_flops(
-            traced.jaxpr, self._job.model, length, layout.devices, repeated
-        )
-        logger.info("%s", reason)
-        return dataclasses.replace(found, executed=executed)
+        shape = (job.model, train.batch_size, train.sequence_length, kind, layout.devices)
+        executed = executed_flops(job.model, job.optimizer, train, program.backend, layout.devices)
+        return dataclasses.replace(Throughput.of(*shape), executed=executed)

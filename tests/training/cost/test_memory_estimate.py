@@ -10,9 +10,9 @@ from models import presets
 from models.remat_names import MATMULS
 from pipeline.errors import InputError
 from training.config import OptimizerConfig, Parallelism, TrainConfig
+from training.cost.executed_flops import recomputed
 from training.cost.memory_estimate import GIB, estimate
 from training.cost.memory_plan import OFFLOADED, Devices, resolve
-from training.cost.recompute import recomputed
 
 ADAMW = OptimizerConfig()
 V6E = 31.25 * GIB

@@ -15,8 +15,7 @@ from jax.sharding import PartitionSpec
 
 from tests.bench import layouts
 from tests.training import tiny
-from tests.training.hlo.cost import cost
-from tests.training.hlo.parser import parse
+from tests.training.hlo import cost
 from training.config import Parallelism
 
 # Those of two devices are in the one that has all three axes.
@@ -92,7 +91,7 @@ def test_the_residual_stream_is_divided_as_the_layout_says(name):
     assert {PartitionSpec(*spec, *(None,) * (3 - len(spec))) for spec in specs} == {wanted}
     text = compiled(name)
     shards = layout.batch_shards, layout.mesh.shape["sequence"]
-    assert {each.kind for each in cost(parse(text)).collectives} == COLLECTIVES[name]
+    assert {each.kind for each in cost(text).collectives} == COLLECTIVES[name]
     local = (stream[0] // shards[0], stream[1] // shards[1], stream[2])
     shapes = {tuple(map(int, s.split(","))) for s in re.findall(r"f32\[(\d+,\d+,\d+)\]", text)}
     assert local in shapes
@@ -114,7 +113,7 @@ def compiled_evaluation(name):
 
 def matmul_flops(text):
     """Of one device, in the compiled program."""
-    counted = cost(parse(text))
+    counted = cost(text)
     assert counted.unknown_loops == 0
     return counted.matmul_flops
 

@@ -17,8 +17,7 @@ SCRIPT = """
 import dataclasses, json, sys
 from models.config import TransformerConfig
 from training.config import OptimizerConfig, TrainConfig
-from tests.training.hlo.parser import parse
-from tests.training.hlo.cost import cost
+from tests.training.hlo import cost
 from training.cost.topology import describe
 from training.config.parallelism import Parallelism
 from training.step.program import build_program
@@ -44,7 +43,7 @@ split = dataclasses.replace(train, parallel=Parallelism(sharding="zero1"))
 build_program(untied, OptimizerConfig(), split, devices, eos_id=0, padded=True).lower().compile()
 apart = dataclasses.replace(split, batch_size=16, microbatches=1)
 joined = build_program(model, OptimizerConfig(), apart, describe("2xv6e-4"), eos_id=0)
-between = cost(parse(joined.lower().compile().as_text())).collectives
+between = cost(joined.lower().compile().as_text()).collectives
 away = dataclasses.replace(
     split,
     remat="offload:block_input",
@@ -58,7 +57,7 @@ print(json.dumps({
     "kernels": sum("tpu_custom_call" in line for line in text.splitlines()),
     "splash": text.count("splash"),
     "gather": text.count("all-gather"),
-    "in_layer_loops": sum(c.in_layer_loops for c in cost(parse(text)).collectives),
+    "in_layer_loops": sum(c.in_layer_loops for c in cost(text).collectives),
     "permute": text.count("collective-permute"),
     "arguments": memory.argument_size_in_bytes,
     "aliased": memory.alias_size_in_bytes,

@@ -1,18 +1,16 @@
-"""Parses the HLO text of a compiled program into computations and walks over its instructions.
+"""What a compiled program does in a step: matmuls, collectives and estimated cycles, from its HLO.
 
-The walk starts at ENTRY and enters loops, calls, branches and fusions. It yields every instruction
-with its number of executions per step: loops are multiplied out, which XLA's own `cost_analysis`
-does not do.
+Loops are multiplied out, which XLA's own `cost_analysis` does not do. Cycles are the TPU compiler's
+estimates; it gives none for Pallas kernels and collectives, and ignores overlap.
 """
 
 from __future__ import annotations
 
 import math
 import re
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-
-from pipeline.errors import InputError
 
 _HEADER = re.compile(r"^(ENTRY )?%?([\w.\-]+)(?: \(.*\) -> .*)? \{$")
 _END = re.compile(r'^\}(, execution_thread="\w+")?$')
@@ -38,10 +36,6 @@ class Array:
         """Number of bytes, without the padding of tiles."""
         return self.size * _bits(self.dtype) // 8
 
-    def __str__(self) -> str:
-        """As in HLO, such as "bf16[8,128]"."""
-        return f"{self.dtype}[{','.join(map(str, self.dimensions))}]"
-
 
 def _bits(dtype: str) -> int:
     if dtype == "pred":
@@ -55,12 +49,9 @@ class Instruction:
     """One line of HLO.
 
     Attributes:
-        name: name within its computation.
-        opcode: HLO opcode.
         arrays: the result; several when it is a tuple.
         operands: names within the same computation.
         text: the text after the operands: attributes, metadata, backend configuration.
-        root: whether its result is the computation's result.
     """
 
     name: str
@@ -86,12 +77,6 @@ class Instruction:
         """The name or number after `name=`; None where the text does not have it."""
         found = re.search(rf"\b{name}=%?([\w.\-]+)", self.text)
         return found[1] if found else None
-
-    @property
-    def target(self) -> str:
-        """Target of a custom call, "" for other instructions."""
-        found = re.search(r'custom_call_target="([^"]*)"', self.text)
-        return found[1] if found else ""
 
     def numbers(self, name: str) -> tuple[int, ...]:
         """The list after `name={...}`, empty where the text does not have it."""
@@ -140,9 +125,7 @@ class Visit:
     """An instruction and its number of executions per step.
 
     Attributes:
-        instruction: the instruction.
         computation: the computation that contains it.
-        times: executions per step.
         loops: op_name of every loop around it, outermost first.
         fusion: the outermost fusion that contains it; None outside fusions.
         unknown: whether it is a loop of unknown trip count, which counts as 1.
@@ -157,11 +140,7 @@ class Visit:
 
 
 def parse(text: str) -> Module:
-    """Parse `compiled.as_text()` or `lowered.as_text(dialect="hlo")`.
-
-    Raises:
-        InputError: the text has no ENTRY computation.
-    """
+    """Parse `compiled.as_text()`."""
     computations: dict[str, Computation] = {}
     entry, current, pending = None, None, ""
     for line in text.splitlines():
@@ -181,11 +160,7 @@ def parse(text: str) -> Module:
         pending = line
         if end:
             current, pending = None, ""
-    if entry is None:
-        raise InputError(
-            f"HLO: expected a line that starts with ENTRY, found none in {len(text)} characters; "
-            "give the text of a compiled program, compiled.as_text()"
-        )
+    assert entry is not None, "no line starts with ENTRY"
     return Module(computations, entry)
 
 
@@ -340,3 +315,106 @@ def _constant(computation: Computation, name: str) -> int | None:
         return None
     value = each.text.partition(")")[0]
     return int(value) if re.fullmatch(r"-?\d+", value) else None
+
+
+COLLECTIVES = (
+    "all-reduce",
+    "all-gather",
+    "reduce-scatter",
+    "collective-permute",
+    "all-to-all",
+    "ragged-all-to-all",
+    "collective-broadcast",
+)
+LAYER_LOOP = "layers"
+"""Part of the name of every loop over layers: the axis along which the model stacks its blocks."""
+
+
+@dataclass(frozen=True)
+class Collective:
+    """Communication of one kind in a step.
+
+    Attributes:
+        count: number of executions.
+        bytes: bytes of operand or result on one device, the larger one, over all executions.
+        in_layer_loops: executions inside the loops over layers.
+    """
+
+    kind: str
+    count: int
+    bytes: int
+    in_layer_loops: int
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Cost of one step on one device.
+
+    Attributes:
+        matmul_flops: of dots; the TPU compiler writes matmuls as convolutions, which do not count.
+        cycles: estimate outside kernels and collectives; 0 when the compiler gave none.
+        unknown_loops: loops counted as one iteration because the text does not have their length.
+    """
+
+    matmul_flops: int
+    cycles: int
+    collectives: tuple[Collective, ...]
+    unknown_loops: int
+
+
+def cost(text: str) -> Cost:
+    """Count a compiled program."""
+    visits = list(walk(parse(text)))
+    return Cost(
+        matmul_flops=sum(each.times * _dot_flops(each) for each in visits),
+        cycles=sum(v.times * (v.instruction.cycles or 0) for v in visits if v.fusion is None),
+        collectives=_collectives(visits),
+        unknown_loops=sum(visit.unknown for visit in visits),
+    )
+
+
+def _dot_flops(visit: Visit) -> int:
+    """FLOPs of a dot: 2 x elements of the result x length of the contracted axes."""
+    dot = visit.instruction
+    if dot.opcode != "dot":
+        return 0
+    left = visit.computation.operands(dot)[0][0].dimensions
+    contracted = math.prod(left[axis] for axis in dot.numbers("lhs_contracting_dims"))
+    return 2 * dot.arrays[0].size * contracted
+
+
+def _collectives(visits: list[Visit]) -> tuple[Collective, ...]:
+    totals: dict[str, list[int]] = defaultdict(lambda: [0, 0, 0])
+    for visit in visits:
+        each = visit.instruction
+        kind = _collective_kind(each)
+        if kind is None:
+            continue
+        if visit.fusion is not None and "all-reduce-scatter" in visit.computation.name:
+            kind = "reduce-scatter"
+        total = totals[kind]
+        total[0] += visit.times
+        total[1] += visit.times * _bytes_moved(each, visit.computation)
+        total[2] += visit.times * any(LAYER_LOOP in loop for loop in visit.loops)
+    return tuple(Collective(kind, *total) for kind, total in sorted(totals.items()))
+
+
+def _collective_kind(each: Instruction) -> str | None:
+    """The opcode of a collective; None for other instructions.
+
+    A send over the data-centre network by libtpu's runtime is, for example, "all-reduce between
+    slices".
+    """
+    if each.opcode == "send":
+        found = re.search(r'_xla_megascale_transfer_type="(\w+)"', each.text)
+        return f"{found[1].lower().replace('_', '-')} between slices" if found else None
+    kind = each.opcode.removesuffix("-start")
+    return kind if kind in COLLECTIVES else None
+
+
+def _bytes_moved(collective: Instruction, computation: Computation) -> int:
+    operands = sum(a.bytes for arrays in computation.operands(collective) for a in arrays)
+    results = sum(array.bytes for array in collective.arrays)
+    if collective.opcode in ("all-gather-start", "collective-permute-start", "send"):
+        results -= operands  # the results of these contain their operands
+    return max(operands, results)

@@ -1,1 +1,0 @@
-"""What a compiled program does, read from its HLO text; for tests and benches."""
