@@ -29,7 +29,7 @@ A row describes one optimizer step:
                                 attention over the pairs that a causal mask (and a window) lets
                                 through, `mfu_full` over all pairs (see `models.flops`)
     hfu                         executed FLOPs per second / the same peak: matmuls and attention
-                                kernels as traced, including what the backward pass recomputes (see
+                                kernels, including what the backward pass recomputes (see
                                 `training.cost.executed_flops`)
     memory_bytes                peak bytes in use on this process's fullest device, or the process's
                                 peak resident set where devices report none (CPUs); read at most
