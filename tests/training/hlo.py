@@ -28,12 +28,10 @@ class Array:
 
     @property
     def size(self) -> int:
-        """Number of elements."""
         return math.prod(self.dimensions)
 
     @property
     def bytes(self) -> int:
-        """Number of bytes, without the padding of tiles."""
         return self.size * _bits(self.dtype) // 8
 
 
@@ -85,7 +83,6 @@ class Instruction:
 
     @property
     def branches(self) -> tuple[str, ...]:
-        """Names of a conditional's computations."""
         if found := re.search(r"branch_computations=\{([^}]*)\}", self.text):
             return tuple(name.strip().lstrip("%") for name in found[1].split(","))
         names = (self.attribute("true_computation"), self.attribute("false_computation"))
@@ -101,11 +98,9 @@ class Computation:
 
     @property
     def root(self) -> Instruction:
-        """The instruction whose result is the computation's result."""
         return next(each for each in self.instructions.values() if each.root)
 
     def operands(self, instruction: Instruction) -> list[tuple[Array, ...]]:
-        """Arrays of each operand."""
         return [
             self.instructions[name].arrays if name in self.instructions else ()
             for name in instruction.operands
@@ -317,14 +312,8 @@ def _constant(computation: Computation, name: str) -> int | None:
     return int(value) if re.fullmatch(r"-?\d+", value) else None
 
 
-COLLECTIVES = (
-    "all-reduce",
-    "all-gather",
-    "reduce-scatter",
-    "collective-permute",
-    "all-to-all",
-    "ragged-all-to-all",
-    "collective-broadcast",
+COLLECTIVE = re.compile(
+    "all-reduce|all-gather|reduce-scatter|(ragged-)?all-to-all|collective-(permute|broadcast)"
 )
 LAYER_LOOP = "layers"
 """Part of the name of every loop over layers: the axis along which the model stacks its blocks."""
@@ -409,7 +398,7 @@ def _collective_kind(each: Instruction) -> str | None:
         found = re.search(r'_xla_megascale_transfer_type="(\w+)"', each.text)
         return f"{found[1].lower().replace('_', '-')} between slices" if found else None
     kind = each.opcode.removesuffix("-start")
-    return kind if kind in COLLECTIVES else None
+    return kind if COLLECTIVE.fullmatch(kind) else None
 
 
 def _bytes_moved(collective: Instruction, computation: Computation) -> int:
