@@ -46,10 +46,7 @@ def _bits(dtype: str) -> int:
 class Instruction:
     """One line of HLO.
 
-    Attributes:
-        arrays: the result; several when it is a tuple.
-        operands: names within the same computation.
-        text: the text after the operands: attributes, metadata, backend configuration.
+    `text` follows the operands: attributes, metadata, backend configuration.
     """
 
     name: str
@@ -321,13 +318,7 @@ LAYER_LOOP = "layers"
 
 @dataclass(frozen=True)
 class Collective:
-    """Communication of one kind in a step.
-
-    Attributes:
-        count: number of executions.
-        bytes: bytes of operand or result on one device, the larger one, over all executions.
-        in_layer_loops: executions inside the loops over layers.
-    """
+    """Executions in a step, bytes on one device of all, and executions in loops over layers."""
 
     kind: str
     count: int
