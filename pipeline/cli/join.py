@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from typing import Any
 
 from pipeline.cli.context import say
 from pipeline.cli.options import UsageParser, seconds
@@ -28,14 +29,14 @@ def run(arguments: list[str]) -> int:
     end = arguments.index("--") if "--" in arguments else len(arguments)
     given = _parser().parse_args(arguments[:end])
     from pipeline.graph.hardware import pod
-    from pipeline.launch import host as hosts
+    from pipeline.launch.host import find
     from pipeline.launch.join import LOST, SECRET, Joining, join, shared_secret
 
     only_head = given.role == "head"
     if only_head and not given.hardware:
         raise UsageError("join: --role head needs --hardware, whose hosts it waits for")
-    found = (given.hardware, given.worker_id, given.name, given.slice_id)
-    host = None if only_head else hosts.find(*found)
+    place = (given.hardware, given.worker_id, given.name, given.slice_id)
+    host = None if only_head else find(*place)
     hardware = pod(given.hardware) if host is None else host.hardware
     if hardware.kind not in ("tpu", "gpu"):
         raise InputError(f"join: expected a TPU slice or hosts with GPUs, got {hardware.name!r}")
@@ -63,7 +64,7 @@ def run(arguments: list[str]) -> int:
 def _address(text: str) -> tuple[str, int]:
     host, colon, port = text.rpartition(":")
     host, port = (host, port) if colon else (port, str(_PORT))
-    if not host or not port.isdecimal() or not 0 < int(port) < 65535:
+    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
         raise UsageError(f"join: expected HOST or HOST:PORT of the head, got {text!r}")
     return host, int(port)
 
@@ -75,42 +76,40 @@ def _parser() -> argparse.ArgumentParser:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    add = parser.add_argument
-    add("head", help=f"the head's name or address; port {_PORT} and the next are used")
-    add("--hardware", default="", metavar="NAME", help="all hosts, such as v6e-16 or 2xv6e-16")
-    add("--worker-id", default="", metavar="N", help="number of this host in its slice, from 0")
-    add(
-        "--slice-id",
-        default="",
-        metavar="N",
-        help="number of its slice, from 0, if there are several",
-    )
-    add("--name", default="", help="name of the hardware, the same on all hosts")
+
+    def add(name: str, help: str, default: Any = "", **more: Any) -> None:
+        parser.add_argument(name, help=help, default=default, **more)
+
+    add("head", f"the head's name or address; port {_PORT} if none is given")
+    add("--hardware", "all hosts, such as v6e-16 or 2xv6e-16", metavar="NAME")
+    add("--worker-id", "number of this host in its slice, from 0", metavar="N")
+    add("--slice-id", "number of its slice, from 0, if there are several", metavar="N")
+    add("--name", "name of the hardware, the same on all hosts")
     add(
         "--role",
+        "head: outside the slice; auto: a host, and also the head if HEAD is this machine",
         default="auto",
         choices=("auto", "head", "host"),
-        help="head: outside the slice; auto: a host, and also the head if HEAD is this machine",
     )
     add(
         "--wait",
+        "how long to wait for the head, or as the head for hosts while others are there (20m)",
         type=seconds,
         default=1200.0,
         metavar="TIME",
-        help="how long to wait for the head, or as the head for hosts while others are there (20m)",
     )
     add(
         "--queue",
+        "how long to wait as the head for the first host, as while chips are requested; else as "
+        "--wait",
         type=seconds,
+        default=None,
         metavar="TIME",
-        help="how long to wait as the head for the first host, as while chips are requested; "
-        "else as --wait",
     )
     add(
         "--shared",
-        default="",
+        "object that only these hosts can read; the first writes the cluster's secret to it",
         metavar="URL",
-        help="object that only these hosts can read; the first writes the cluster's secret to it",
     )
-    add("--imitate", action="store_true", help="imitate the chips on CPUs")
+    parser.add_argument("--imitate", action="store_true", help="imitate the chips on CPUs")
     return parser

@@ -13,11 +13,16 @@ from pipeline.cli.context import Context, file_among, say
 from pipeline.errors import InputError, UsageError
 from pipeline.graph.declaration import FULL
 from pipeline.graph.hardware import Hardware
-from pipeline.launch import shipped
-from pipeline.launch.job import FOLDER, Job, Recipe, hardware_of, job_name, relative_file
-from pipeline.launch.names import LOCAL, TARGETS
-from pipeline.launch.targets import RECIPES
+from pipeline.launch import LOCAL, gcloud, kuberay, shipped, sky
+from pipeline.launch.job import FOLDER, Job, Provisioning, hardware_of, job_name, relative_file
 from pipeline.store.bucket import bucket_warnings
+
+BACK_ENDS = {
+    "sky": sky.provision,
+    "kuberay": kuberay.provision,
+    "gcloud": gcloud.group,
+    "queued": gcloud.queued,
+}
 
 
 def launch(context: Context) -> int:
@@ -27,7 +32,7 @@ def launch(context: Context) -> int:
     """
     chosen = context.options
     if not chosen.on:
-        raise UsageError(f"launch: give --on, one of {', '.join((*TARGETS, LOCAL))}")
+        raise UsageError(f"launch: give --on, one of {', '.join((*BACK_ENDS, LOCAL))}")
     assert context.experiment is not None
     name = job_name(context.experiment.name, context.preset)
     hardware = hardware_of(context.targets)
@@ -48,21 +53,21 @@ def launch(context: Context) -> int:
         zone=chosen.zone,
         image=chosen.image,
     )
-    recipe = RECIPES[chosen.on](job)
+    made = BACK_ENDS[chosen.on](job)
     for warning in bucket_warnings(job.prefix, job.region):
         say(f"warning: {warning}", error=True)
     if not chosen.go:
-        _print(recipe)
+        _print(made)
         say(f"==> {FOLDER}/{job.packed}: {len(files)} files that git would send, and their commit")
         return 0
-    for program in recipe.needs:
+    for program in made.needs:
         if shutil.which(program) is None:
             raise InputError(f"launch: {program} is not installed here, and --go calls it")
     os.makedirs(FOLDER, exist_ok=True)
-    for name, text in recipe.files.items():
+    for name, text in made.files.items():
         Path(FOLDER, name).write_text(text)
-    shipped.pack(os.path.join(FOLDER, job.packed), files, recipe.files)
-    return _call(recipe)
+    shipped.pack(os.path.join(FOLDER, job.packed), files, made.files)
+    return _call(made)
 
 
 def _run_command(context: Context) -> tuple[str, ...]:
@@ -108,30 +113,30 @@ def _local(context: Context, hardware: Hardware, name: str) -> int:
     return run_local(hardware, name, command)
 
 
-def _print(recipe: Recipe) -> None:
-    for name, text in recipe.files.items():
+def _print(made: Provisioning) -> None:
+    for name, text in made.files.items():
         say(f"==> {FOLDER}/{name}")
         say(text)
     say("==> commands, which --go runs")
-    for line in recipe.commands:
+    for line in made.commands:
         say(line)
-    _later(recipe)
+    _later(made)
 
 
-def _later(recipe: Recipe) -> None:
+def _later(made: Provisioning) -> None:
     say("==> later")
     say("# ends everything early; at the end of the run it is deleted without you:")
-    for line in (*recipe.undo, *recipe.after):
+    for line in (*made.undo, *made.after):
         say(line)
 
 
-def _call(recipe: Recipe) -> int:
-    for line in recipe.commands:
+def _call(made: Provisioning) -> int:
+    for line in made.commands:
         say(f"$ {line}")
-        last = line == recipe.commands[-1]
+        last = line == made.commands[-1]
         left = "nothing was made that costs money"
         if last:
-            undo = "; ".join(recipe.undo)
+            undo = "; ".join(made.undo)
             left = f"this ends what it made, and any earlier launch of this name: {undo}"
         try:
             done = subprocess.run(["bash", "-euo", "pipefail", "-c", line])
@@ -141,5 +146,5 @@ def _call(recipe: Recipe) -> int:
         if done.returncode:
             program = line.split(" ", 1)[0]
             raise InputError(f"launch: {program} ended with status {done.returncode}; {left}")
-    _later(recipe)
+    _later(made)
     return 0

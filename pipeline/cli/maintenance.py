@@ -184,14 +184,12 @@ def confirm(context: Context, question: str) -> None:
 
 
 def doctor(context: Context) -> int:
-    """Check what runs depend on: Python, packages, devices, store, clock, Ray, hub."""
-    from pipeline.doctor import examine, main_lines
+    """Check what runs depend on: Python, packages, devices, store, Ray."""
+    from pipeline.doctor import examine, lines
 
     findings = examine(context.store.prefix)
-    lines, status = main_lines(findings)
     if context.options.json:
         say_json({"findings": [dataclasses.asdict(finding) for finding in findings]})
-        return status
-    for line in lines:
-        say(line)
-    return status
+    else:
+        say("\n".join(lines(findings)))
+    return 1 if any(finding.status == "fail" for finding in findings) else 0

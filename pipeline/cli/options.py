@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 from pipeline.cli.flag_hints import hint
 from pipeline.errors import InputError, UsageError, unknown
 from pipeline.graph.declaration import FULL, Declaration
-from pipeline.launch.names import LOCAL, TARGETS
+from pipeline.launch import LOCAL, TARGETS
 
 
 def _names(text: str) -> tuple[str, ...]:

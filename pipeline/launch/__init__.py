@@ -1,1 +1,5 @@
-"""From an experiment's hardware to machines that run it: recipes, and joining a cluster."""
+"""From an experiment's hardware to machines that run it, and how a machine joins a cluster."""
+
+# Values of `--on`, for a command line that imports no back end.
+TARGETS = ("sky", "kuberay", "gcloud", "queued")
+LOCAL = "local"

@@ -1,21 +1,29 @@
-"""Google's names for the machines, runtimes and accelerators of a slice, by generation.
+"""Google's names of machines, runtimes and accelerators, and what a machine's metadata says of it.
 
-From cloud.google.com/tpu/docs (runtimes, v4, v5e, v5p, v6e) and from GKE's "Plan TPUs". The counts
-of hosts and the topologies are those of `pipeline.accelerators`.
+Names are from cloud.google.com/tpu/docs (runtimes, v4, v5e, v5p, v6e) and GKE's "Plan TPUs".
 """
 
 from __future__ import annotations
 
+import functools
+import json
+import os
+import re
+import urllib.request
 from dataclasses import dataclass
+from typing import Any
 
 from pipeline.accelerators import TPUS
 from pipeline.errors import InputError
 from pipeline.graph.hardware import Hardware
 
+_SECONDS = 2.0
+_TRIES = 3
+
 
 @dataclass(frozen=True)
 class Google:
-    """A generation's names.
+    """Names for one TPU generation.
 
     Attributes:
         machine: machine type of a VM; `{}` stands for its number of chips.
@@ -29,10 +37,6 @@ class Google:
     gke: str
     grouped: bool
 
-    def machine_type(self, hardware: Hardware) -> str:
-        """The machine type of one host."""
-        return self.machine.format(hardware.devices_per_process)
-
 
 GOOGLE = {
     "v4": Google("ct4p-hightpu-{}t", "tpu-ubuntu2204-base", "tpu-v4-podslice", False),
@@ -42,14 +46,14 @@ GOOGLE = {
 }
 
 
-def google_of(hardware: Hardware, tool: str) -> Google:
-    """Google's names for a slice. Raises `InputError` for hosts with GPUs."""
-    if hardware.kind != "tpu":
-        raise InputError(
-            f"--on {tool}: expected a TPU slice, got {hardware.name!r}; hosts with GPUs are "
-            "launched with --on sky or --on kuberay"
-        )
-    return GOOGLE[hardware.generation]
+def machine_type(hardware: Hardware) -> str:
+    """The machine type of one host of a slice."""
+    return GOOGLE[hardware.generation].machine.format(hardware.devices_per_process)
+
+
+def accelerator_type(hardware: Hardware) -> str:
+    """Google's name of one slice, such as v5litepod-8 for v5e-8."""
+    return f"{TPUS[hardware.generation].google_name}-{hardware.name.partition('-')[2]}"
 
 
 def need_one_slice(hardware: Hardware, tool: str) -> None:
@@ -61,6 +65,39 @@ def need_one_slice(hardware: Hardware, tool: str) -> None:
         )
 
 
-def accelerator_type(hardware: Hardware) -> str:
-    """Google's name of one slice, such as v5litepod-8 for v5e-8."""
-    return f"{TPUS[hardware.generation].google_name}-{hardware.name.partition('-')[2]}"
+@functools.cache
+def _instance() -> dict[str, Any]:
+    """Metadata of this virtual machine; empty on other machines."""
+    # Google's own clients read this variable too.
+    host = os.environ.get("GCE_METADATA_HOST", "metadata.google.internal")
+    url = f"http://{host}/computeMetadata/v1/instance/?recursive=true"
+    request = urllib.request.Request(url, headers={"Metadata-Flavor": "Google"})
+    for _ in range(_TRIES):
+        try:
+            with urllib.request.urlopen(request, timeout=_SECONDS) as answer:
+                return json.loads(answer.read())
+        except (OSError, ValueError) as error:
+            # Elsewhere there is no such host; on Google's machines it may be slow at boot.
+            if not isinstance(getattr(error, "reason", error), TimeoutError):
+                break
+    return {}
+
+
+def region() -> str:
+    """Google's region of this machine, such as us-east5; empty on other machines."""
+    return str(_instance().get("zone", "")).rpartition("/")[2].rpartition("-")[0]
+
+
+def slice_metadata() -> dict[str, str]:
+    """What the metadata says of this host's slice, by the names of `host.VARIABLES`."""
+    found = _instance().get("attributes", {})
+    # Lines of `NAME: 'value'`.
+    more = dict(re.findall(r"^\s*(\w+):\s*'?([^'\n]*?)'?\s*$", found.get("tpu-env", ""), re.M))
+    return {
+        "type": str(found.get("accelerator-type") or more.get("ACCELERATOR_TYPE", "")),
+        "topology": more.get("TOPOLOGY", ""),
+        "worker id": str(found.get("agent-worker-number") or more.get("WORKER_ID", "")),
+        "name": str(found.get("instance-id") or more.get("NODE_ID", "")),
+        "slices": more.get("MEGASCALE_NUM_SLICES", ""),
+        "slice id": more.get("MEGASCALE_SLICE_ID", ""),
+    }

@@ -11,27 +11,26 @@ import contextlib
 import glob
 import importlib.metadata
 import os
-import platform
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
+from pipeline.accelerators import GPUS, TPUS
 from pipeline.errors import InputError
 from pipeline.graph.hardware import Hardware, pod
-from pipeline.launch import metadata
-from pipeline.launch.google import accelerator_type
+from pipeline.launch.google import accelerator_type, slice_metadata
 
-_VARIABLES = {
+VARIABLES = {
     "type": "TPU_ACCELERATOR_TYPE",
     "topology": "TPU_TOPOLOGY",
     "worker id": "TPU_WORKER_ID",
     "name": "TPU_NAME",
+    "slices": "MEGASCALE_NUM_SLICES",
+    "slice id": "MEGASCALE_SLICE_ID",
 }
-_SLICE_VARIABLES = {"slices": "MEGASCALE_NUM_SLICES", "slice id": "MEGASCALE_SLICE_ID"}
-_DEVICES = {"tpu": ("accel[0-9]*", "vfio/[0-9]*"), "gpu": ("nvidia[0-9]*",)}
-_COMPUTE = ("jax", "jaxlib", "libtpu", "ray")
+LABEL = "ponente-host"  # Ray's label with the number of a host in the hardware
 CLOCK_SECONDS = 10.0  # a larger offset breaks signed store requests and the order of logs
+_DEVICES = {"tpu": ("accel[0-9]*", "vfio/[0-9]*"), "gpu": ("nvidia[0-9]*",)}
 _SHOWN = 3
 
 
@@ -69,9 +68,39 @@ class Host:
         """Environment variables from which Ray and libtpu identify a slice; empty for GPUs."""
         if self.hardware.kind != "tpu":
             return {}
-        values = (accelerator_type(self.hardware), self.hardware.topology)
-        own = (str(self.worker), self.slice_name)
-        return dict(zip(_VARIABLES.values(), (*values, *own), strict=True))
+        return {
+            "TPU_ACCELERATOR_TYPE": accelerator_type(self.hardware),
+            "TPU_TOPOLOGY": self.hardware.topology,
+            "TPU_WORKER_ID": str(self.worker),
+            "TPU_NAME": self.slice_name,
+        }
+
+    @property
+    def resources(self) -> dict[str, float]:
+        """Ray's resources of this host; the "-head" one of its first host reserves a slice."""
+        if self.hardware.kind == "gpu":
+            return {f"accelerator_type:{GPUS[self.hardware.generation].ray_type}": 1}
+        found = {
+            "TPU": float(self.hardware.devices_per_process),
+            self.slice_name: 1.0,
+            f"accelerator_type:{TPUS[self.hardware.generation].ray_type}": 1.0,
+        }
+        head = f"TPU-{accelerator_type(self.hardware)}-head"
+        return found | ({head: 1.0} if self.worker == 0 else {})
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """This host's number, and from what else Ray identifies the hosts of one slice."""
+        if self.hardware.kind != "tpu":
+            return {LABEL: str(self.index)}
+        return {
+            LABEL: str(self.index),
+            "ray.io/tpu-slice-name": self.slice_name,
+            "ray.io/tpu-worker-id": str(self.worker),
+            "ray.io/tpu-topology": self.hardware.topology,
+            "ray.io/tpu-pod-type": accelerator_type(self.hardware),
+            "ray.io/accelerator-type": TPUS[self.hardware.generation].ray_type,
+        }
 
 
 def find(hardware: str, worker: str, name: str, slice_id: str = "") -> Host:
@@ -80,52 +109,47 @@ def find(hardware: str, worker: str, name: str, slice_id: str = "") -> Host:
     Raises:
         InputError: a necessary fact is in no source, or two sources differ.
     """
-    variables = _VARIABLES | _SLICE_VARIABLES
-    sources = {
-        "the environment": {k: os.environ.get(v, "") for k, v in variables.items()},
-        "the machine's metadata": metadata.known(),
-    }
     given = {"worker id": worker, "slice id": slice_id}
     if hardware and (named := pod(hardware)).kind == "tpu":
         given |= {"topology": named.topology, "type": accelerator_type(named)}
         given |= {"slices": str(named.slices)} if named.slices > 1 else {}
-    facts = {
-        k: _one_value(k, {"the command line": given, **sources}) for k in variables if k != "name"
-    }
-    if hardware:
-        wanted = pod(hardware)
-    else:
+    environment = {fact: os.environ.get(name, "") for fact, name in VARIABLES.items()}
+    metadata = slice_metadata()
+    facts: dict[str, str] = {}
+    for fact in VARIABLES:
+        found = {
+            "the command line": given.get(fact),
+            "the environment": environment[fact],
+            "the machine's metadata": metadata.get(fact),
+        }
+        found = {source: value for source, value in found.items() if value}
+        if len(set(found.values())) > 1 and fact != "name":
+            each = ", ".join(f"{value} by {source}" for source, value in found.items())
+            raise InputError(f"join: the slice's {fact} differs: {each}; correct the wrong one")
+        facts[fact] = next(iter(found.values()), "") or ""
+    if not hardware:
         if not facts["type"]:
             raise InputError(
                 "join: this host's slice is neither in TPU_ACCELERATOR_TYPE nor in the machine's "
                 "metadata; give --hardware"
             )
         times = f"{facts['slices']}x" if facts["slices"] not in ("", "1") else ""
-        wanted = pod(times + facts["type"].replace("v5litepod", "v5e"))
+        hardware = times + facts["type"].replace("v5litepod", "v5e")
+    wanted = pod(hardware)
     number = _number("worker id", facts, wanted.hosts_per_slice, wanted)
     of_slice = _number("slice id", facts, wanted.slices, wanted)
-    names = (name, *(source.get("name", "") for source in sources.values()))
-    return Host(wanted, number, next(filter(None, names), "slice"), of_slice)
+    return Host(wanted, number, name or facts["name"] or "slice", of_slice)
 
 
 def _number(fact: str, facts: Mapping[str, str], count: int, wanted: Hardware) -> int:
     text = facts[fact] or ("0" if count == 1 else "")
     if text.isdecimal() and int(text) < count:
         return int(text)
-    variable = (_VARIABLES | _SLICE_VARIABLES)[fact]
     raise InputError(
         f"join: expected a {fact} from 0 to {count - 1} on {wanted.name}, "
-        f"{f'found {text!r}' if text else 'found none'}; it is read from {variable} and the "
+        f"{f'found {text!r}' if text else 'found none'}; it is read from {VARIABLES[fact]} and the "
         f"machine's metadata, or give --{fact.replace(' ', '-')}"
     )
-
-
-def _one_value(fact: str, sources: Mapping[str, Mapping[str, str]]) -> str:
-    found = {source: facts[fact] for source, facts in sources.items() if facts.get(fact)}
-    if len(set(found.values())) > 1:
-        each = ", ".join(f"{value} by {source}" for source, value in found.items())
-        raise InputError(f"join: the slice's {fact} differs: {each}; correct the wrong one")
-    return next(iter(found.values()), "")
 
 
 def check_chips(host: Host, devices: str = "/dev", seconds: float = 60.0) -> None:
@@ -148,57 +172,35 @@ def check_chips(host: Host, devices: str = "/dev", seconds: float = 60.0) -> Non
     )
 
 
-def software() -> dict[str, Any]:
-    """This host's Python version, package versions by name, and digest of the code."""
+def software() -> tuple[dict[str, str], float]:
+    """(this host's digest of the code and its package versions by name, its clock).
+
+    Ray itself refuses a host with another Ray or Python.
+    """
+    from pipeline.doctor import requirements
     from pipeline.execute.ray.runtime_env import ROOT, code_digest
 
-    packages = {}
-    for name in _required():
+    found = {"code": code_digest(ROOT)[:16]}
+    for name in ("jax", "jaxlib", "libtpu", *sorted(r.name for r in requirements())):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            packages[name] = importlib.metadata.version(name)
-    return {
-        "python": platform.python_version(),
-        "packages": packages,
-        "code": code_digest(ROOT)[:16],
-    }
+            found[name] = importlib.metadata.version(name)
+    return found, time.time()
 
 
-def _required() -> list[str]:
-    """Names of the packages that the project requires."""
-    from packaging.requirements import Requirement
-
-    lines: list[str] = []
-    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-        lines = importlib.metadata.requires("ponente") or []
-    needed = [
-        r for r in map(Requirement, lines) if not r.marker or r.marker.evaluate({"extra": ""})
-    ]
-    return sorted({*_COMPUTE, *(requirement.name for requirement in needed)})
-
-
-def differences(mine: Mapping[str, Any], heads: Mapping[str, Any], ahead: float) -> list[str]:
-    """Lines on the differences of `software()` that keep this host from joining the head.
+def differences(mine: Mapping[str, str], heads: Mapping[str, str], ahead: float) -> list[str]:
+    """Lines on the differences of `software()` that keep a host from joining the head.
 
     Its clock is `ahead` of the head's by so many seconds.
     """
-    found = []
-    if mine["python"].split(".")[:2] != heads["python"].split(".")[:2]:
-        found.append(f"Python {mine['python']}, the head has {heads['python']}")
-    found += _few(
-        f"{name} {mine['packages'].get(name, 'missing')}, the head has {version}"
-        for name, version in heads["packages"].items()
+    found = [
+        f"{name} {mine.get(name, 'missing')}, the head has {version}"
+        for name, version in heads.items()
         # A head without chips may have another libtpu, or none.
-        if name != "libtpu" and mine["packages"].get(name) != version
-    )
-    if mine["code"] != heads["code"]:
-        found.append(f"code {mine['code']}, the head has {heads['code']}")
+        if name != "libtpu" and mine.get(name) != version
+    ]
+    if len(found) > _SHOWN:
+        found[_SHOWN:] = [f"and {len(found) - _SHOWN} more packages"]
     if abs(ahead) > CLOCK_SECONDS:
         where = "ahead of" if ahead > 0 else "behind"
         found.append(f"its clock is {abs(ahead):.0f} s {where} the head's")
     return found
-
-
-def _few(lines: Any) -> list[str]:
-    found = list(lines)
-    more = [f"and {len(found) - _SHOWN} more packages"] if len(found) > _SHOWN else []
-    return found[:_SHOWN] + more

@@ -1,11 +1,12 @@
-"""The job to launch: an experiment's command, its hardware, and the kind of machines."""
+"""The job to launch (an experiment's command and its hardware), and what a back end makes of it."""
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import re
-import shlex
 from dataclasses import dataclass
+from typing import Any
 
 from pipeline.errors import InputError
 from pipeline.graph.hardware import Hardware
@@ -14,7 +15,7 @@ from pipeline.graph.step import Node
 from pipeline.store import storage
 
 FOLDER = "launch"  # generated files are written here, and commands read them from here
-_NAME_LENGTH = 40  # Google's names end at 63 characters, and recipes add to them
+_NAME_LENGTH = 40  # Google's names end at 63 characters, and back ends add to them
 _ZONE = re.compile(r"[a-z]+-[a-z]+\d{1,2}-[a-z]")
 _IMAGE = re.compile(r"[a-z0-9][\w./:@-]*[\w]")
 
@@ -25,11 +26,9 @@ class Job:
 
     Attributes:
         name: name of every resource that is made; lower case, digits and "-".
-        hardware: TPU slice or hosts with GPUs.
         command: what the head runs once all hosts have joined: `ponente run FILE ...`.
         prefix: the store, an object store's URL.
         code: digest of the code that is sent.
-        spot: whether to request preemptible machines.
         zone: Google's zone, such as us-east5-b; empty for the tool's choice.
         image: container image, for Kubernetes alone.
     """
@@ -76,21 +75,42 @@ class Job:
         """Region of the zone."""
         return self.zone.rpartition("-")[0]
 
-    @property
-    def shell(self) -> str:
-        """The command as a shell reads it."""
-        return shlex.join(self.command)
-
     def need_zone(self) -> str:
         """The zone. Raises `InputError` if none was given."""
         if not self.zone:
             raise InputError("launch: give --zone, such as us-east5-b; capacity differs by zone")
         return self.zone
 
+    def origin(self) -> str:
+        """The comment at the top of every generated file."""
+        hardware = self.hardware
+        shape = f", {hardware.topology}" if hardware.topology else ""
+        shape += " a slice" if hardware.slices > 1 else ""
+        return (
+            f"# ponente {importlib.metadata.version('ponente')} for {hardware.name}: "
+            f"{hardware.processes} hosts of {hardware.devices_per_process} chips{shape}. "
+            "Launch again instead of editing this file.\n"
+        )
+
+    def to_yaml(self, tree: dict[str, Any]) -> str:
+        """`tree` as YAML in its own order, with multi-line strings as literal blocks."""
+        import yaml
+
+        class Dumper(yaml.SafeDumper):
+            def ignore_aliases(self, data: Any) -> bool:
+                return True
+
+        def text(dumper: yaml.SafeDumper, value: str) -> yaml.Node:
+            style = "|" if "\n" in value else None
+            return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=style)
+
+        Dumper.add_representer(str, text)
+        return self.origin() + yaml.dump(tree, Dumper=Dumper, sort_keys=False, width=1000)
+
 
 @dataclass(frozen=True)
-class Recipe:
-    """Generated files, and the shell commands that use them.
+class Provisioning:
+    """Generated files, and the shell commands that make machines with them.
 
     Attributes:
         files: text by name, in `FOLDER`.

@@ -1,7 +1,16 @@
-"""Join this host to a cluster: compare it with the head, start Ray, wait for the run's end."""
+"""Join this host to a cluster: Ray on this machine, until the run has ended.
+
+    ray start --head                                    ray start --address=HEAD
+    one Ray task a host: has it the head's software?
+    the run, once all hosts have joined
+    one Ray task a host: the run's exit status      ->  ends with it
+
+A host whose Ray ends earlier, as when the head is lost, returns `LOST`: join again.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import signal
@@ -9,26 +18,23 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import psutil
 
 from pipeline.errors import InputError, WorkerLost
-from pipeline.launch import host as hosts
-from pipeline.launch import metadata
-from pipeline.launch.host import Host
-from pipeline.launch.meeting import Head, Meeting
-from pipeline.launch.ray_node import RayNode, command, imitation
+from pipeline.launch import google, nodes
+from pipeline.launch.host import Host, check_chips
+from pipeline.launch.nodes import Hosts
+from pipeline.launch.ray_node import RayNode
 from pipeline.store import storage
 from pipeline.store.bucket import bucket_warnings
 
 LOST = 75  # exit status of a host that lost its Ray or the head; its supervisor restarts it
 SECRET = "RAY_AUTH_TOKEN"  # the variable from which Ray reads the secret
-_POLL_SECONDS = 0.5
-_LOOK_SECONDS = 10.0
-_CONNECT_SECONDS = 1.0
+_POLL_SECONDS = 1.0
 _RAY_SECONDS = 120.0
 
 
@@ -37,7 +43,7 @@ class Joining:
     """The arguments of `join`.
 
     Attributes:
-        head: address and port of the head's Ray; the port after it is the meeting's.
+        head: address and port of the head's Ray.
         role: "head" (outside the slice), "host", or "auto": both where `head` is this machine.
         hosts: number of hosts.
         host: this host; None for a head outside the slice.
@@ -61,23 +67,6 @@ class Joining:
     tell: Callable[[str], None]
 
     @property
-    def prefix(self) -> str:
-        """The store that the command names; empty for none."""
-        return next(
-            (b for a, b in zip(self.run, self.run[1:], strict=False) if a == "--prefix"), ""
-        )
-
-    @property
-    def meeting(self) -> tuple[str, int]:
-        """Address and port of the head's `Meeting`."""
-        return self.head[0], self.head[1] + 1
-
-    @property
-    def process(self) -> str:
-        """Host name and process id, which identify the process of this host."""
-        return f"{socket.gethostname()} ({os.getpid()})"
-
-    @property
     def access(self) -> dict[str, str]:
         """The environment of every process that connects to this cluster's Ray.
 
@@ -90,11 +79,7 @@ class Joining:
 
     def node(self, *, first: bool) -> RayNode:
         """Start Ray on this host."""
-        environment = self.access | ({} if self.host is None else self.host.variables)
-        if self.imitate and self.host is not None:
-            environment |= imitation(self.host.hardware)
-        words = command(self.head, self.host, first=first, imitate=self.imitate)
-        return RayNode(words, environment, apart=self.imitate)
+        return RayNode(self.head, self.host, self.access, first=first, imitate=self.imitate)
 
 
 def shared_secret(url: str) -> str:
@@ -102,6 +87,27 @@ def shared_secret(url: str) -> str:
     url = storage.normalise(url)
     storage.create(url, secrets.token_hex(32).encode())
     return storage.read_bytes(url).decode()
+
+
+def join(joining: Joining) -> int:
+    """Join, stay until the run has ended, and return its exit status, or `LOST`."""
+    if joining.host is not None and not joining.imitate:
+        check_chips(joining.host)
+    if joining.role == "head" or (joining.role == "auto" and is_here(joining.head[0])):
+        # Ray's head needs the address at which other hosts reach it.
+        address = socket.gethostbyname(joining.head[0])
+        return _lead(replace(joining, head=(address, joining.head[1])))
+    reach(joining.head, joining.wait)
+    try:
+        with _terminable(), joining.node(first=False) as node:
+            joining.tell(f"{joining.host}: Ray starts; head {joining.head[0]}:{joining.head[1]}")
+            while (status := node.ended()) is None:
+                node.check()
+                time.sleep(_POLL_SECONDS)
+            return status
+    except WorkerLost as error:
+        joining.tell(f"error: {error}")
+        return LOST
 
 
 def is_here(address: str) -> bool:
@@ -114,77 +120,52 @@ def is_here(address: str) -> bool:
     return bool(found & own)
 
 
-def join(joining: Joining) -> int:
-    """Join, stay until the run has ended, and return its exit status, or `LOST`."""
-    if joining.host is not None and not joining.imitate:
-        hosts.check_chips(joining.host)
-    leads = joining.role == "head" or (joining.role == "auto" and is_here(joining.head[0]))
-    if not leads:
+def reach(head: tuple[str, int], seconds: float, check: Callable[[], None] = lambda: None) -> None:
+    """Return once the head's Ray accepts connections: hosts that connect earlier give up.
+
+    Raises:
+        InputError: when it does not within `seconds`.
+    """
+    deadline = time.monotonic() + seconds
+    while True:
+        check()
         try:
-            return _follow(joining)
-        except WorkerLost as error:
-            joining.tell(f"error: {error}")
-            return LOST
-    # Ray's head needs the address at which other hosts reach it.
-    address = socket.gethostbyname(joining.head[0])
-    return _lead(replace(joining, head=(address, joining.head[1])))
-
-
-def _follow(joining: Joining) -> int:
-    host, head = joining.host, Head(joining.meeting, joining.secret)
-    assert host is not None
-    facts, ahead = head.facts(joining.wait)
-    if found := hosts.differences(hosts.software(), facts, ahead):
-        cause = f"{host} ({joining.process}) cannot join: {'; '.join(found)}"
-        head.report(host.index, joining.process, cause)
-        raise InputError(cause)
-    if cause := head.report(host.index, joining.process)["cause"]:
-        # The other may be a machine that is lost, whose number is free soon.
-        raise WorkerLost(f"{host} ({joining.process}) cannot join yet: {cause}")
-    with _terminable(), joining.node(first=False) as node:
-        joining.tell(f"{host}: joined {joining.head[0]}:{joining.head[1]}")
-        return head.until_ended(host.index, joining.process, node.check)
+            socket.create_connection(head, timeout=_POLL_SECONDS).close()
+            return
+        except OSError as error:
+            if time.monotonic() > deadline:
+                raise InputError(
+                    f"join: no head answers at {head[0]}:{head[1]} within {seconds:.0f} s "
+                    f"({error}); is it up, and can hosts reach its ports?"
+                ) from error
+            time.sleep(_POLL_SECONDS)
 
 
 def _lead(joining: Joining) -> int:
     if not joining.secret:
         joining.tell("warning: anyone who reaches this cluster's ports can run code; give --shared")
-    for warning in bucket_warnings(joining.prefix, metadata.region()):
+    store = next((b for a, b in pairwise(joining.run) if a == "--prefix"), "")
+    for warning in bucket_warnings(store, google.region()):
         joining.tell(f"warning: {warning}")
-    software = hosts.software()
-    meeting = Meeting(joining.meeting, software, joining.hosts, joining.tell, joining.secret)
     status = 1
     with _terminable(), joining.node(first=True) as node:
-        try:
-            _wait_for_ray(joining.head, node)
-            if joining.host is not None:
-                meeting.hear(joining.host.index, joining.process, "")
-            meeting.wait(joining.wait, joining.queue)
-            joining.tell(f"all {joining.hosts} hosts joined")
-            status = _run(joining, meeting)
-        finally:
-            meeting.end(status)
+        reach(joining.head, _RAY_SECONDS, node.check)
+        with nodes.connected(joining.head, joining.access):
+            hosts = Hosts(joining.hosts, joining.tell)
+            try:
+                hosts.wait(joining.wait, joining.queue, node.check)
+                joining.tell(f"all {joining.hosts} hosts joined")
+                status = _run(joining, hosts)
+            finally:
+                hosts.end(status)
     return status
 
 
-def _wait_for_ray(address: tuple[str, int], node: RayNode) -> None:
-    """Return once the head's Ray accepts connections: hosts that connect earlier give up."""
-    deadline = time.monotonic() + _RAY_SECONDS
-    while True:
-        node.check()
-        try:
-            socket.create_connection(address, timeout=_CONNECT_SECONDS).close()
-            return
-        except OSError as error:
-            if time.monotonic() > deadline:
-                raise InputError(f"join: Ray did not start within {_RAY_SECONDS:.0f} s") from error
-            time.sleep(_POLL_SECONDS)
-
-
-def _run(joining: Joining, meeting: Meeting) -> int:
+def _run(joining: Joining, hosts: Hosts) -> int:
     """Run the command with Ray's address in its environment; return its exit status.
 
-    It is stopped, and saves, when hosts have waited for others for as long as they may.
+    It is stopped, and saves, when hosts have waited for others for as long as they may, or when one
+    returns with other software.
     """
     address = f"{joining.head[0]}:{joining.head[1]}"
     environment = {**os.environ, **joining.access, "RAY_ADDRESS": address}
@@ -195,18 +176,18 @@ def _run(joining: Joining, meeting: Meeting) -> int:
         process = subprocess.Popen(joining.run, env=environment)
     except OSError as error:
         raise InputError(f"join: {joining.run[0]} does not start ({error})") from error
-    late = ""
+    stopped = False
     while True:
         try:
-            status = process.wait(_LOOK_SECONDS)
-            return status if status >= 0 else 128 - status
-        except subprocess.TimeoutExpired:
-            if not late and (late := meeting.stranded(joining.wait)):
-                joining.tell(f"error: lost hosts did not return in {joining.wait:.0f} s: {late}")
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                status = process.wait(_POLL_SECONDS)
+                return status if status >= 0 else 128 - status
+            if not stopped and (cause := hosts.problem(joining.wait)):
+                joining.tell(f"error: {cause}")
                 process.terminate()
+                stopped = True
         except _Terminated:
-            # The run saves a checkpoint and ends; keep waiting for it.
-            process.terminate()
+            process.terminate()  # the run saves a checkpoint and ends; keep waiting for it
         except KeyboardInterrupt:
             continue  # the terminal sent SIGINT to the run too
 
@@ -215,7 +196,7 @@ class _Terminated(Exception):
     """SIGTERM was received."""
 
 
-@contextmanager
+@contextlib.contextmanager
 def _terminable() -> Iterator[None]:
     """Raise on SIGTERM, so that the processes started in the block are ended."""
 

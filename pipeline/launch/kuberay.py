@@ -1,32 +1,36 @@
 """A KubeRay RayJob for a multi-host TPU group, or hosts with GPUs, and the image it runs.
 
 The operator starts Ray on every host; on GKE its webhook sets the variables from which Ray
-identifies a slice. All hosts run one image, so Python, packages and code are equal and `ponente
-join` is not needed.
+identifies a slice. All hosts run one image, so packages and code are equal and `ponente join` is
+not needed.
 """
 
 from __future__ import annotations
 
+import importlib.metadata
 import shlex
 from typing import Any
 
 from pipeline.errors import InputError
-from pipeline.launch.google import GOOGLE
-from pipeline.launch.job import FOLDER, Job, Recipe
-from pipeline.launch.text import origin, to_yaml
+from pipeline.launch.google import GOOGLE, machine_type
+from pipeline.launch.job import FOLDER, Job, Provisioning
 
 _HEAD = {"cpu": "8", "memory": "32G"}
 # Requests of one TPU host: less than a node has, because its system needs some.
 _TPU_HOST = {"cpu": "24", "memory": "100G"}
 _GPU_HOST = {"cpu": "32", "memory": "200G"}
-_MXLA_PORT = 8081
 _GKE_GPUS = {
     "a100": "nvidia-a100-80gb",
     "h100": "nvidia-h100-80gb",
     "h200": "nvidia-h200-141gb",
     "b200": "nvidia-b200",
 }
-
+_TPU_ENVIRONMENT = [
+    {"name": "NODE_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.hostIP"}}},
+    {"name": "VBAR_CONTROL_SERVICE_URL", "value": "$(NODE_IP):8353"},
+    {"name": "JAX_PLATFORMS", "value": "tpu,cpu"},
+    {"name": "ENABLE_PJRT_COMPATIBILITY", "value": "true"},
+]
 _DOCKERFILE = """\
 FROM python:3.11-slim
 RUN apt-get -q update && apt-get -q -y install make wget git && rm -rf /var/lib/apt/lists/*
@@ -37,7 +41,7 @@ ENV PATH=/app/.venv/bin:$PATH
 """
 
 
-def recipe(job: Job) -> Recipe:
+def provision(job: Job) -> Provisioning:
     """Dockerfile, RayJob and commands.
 
     Raises:
@@ -45,34 +49,27 @@ def recipe(job: Job) -> Recipe:
     """
     if not job.image:
         raise InputError("--on kuberay: give --image REGISTRY/NAME:TAG, which is built and pushed")
-    file, docker = f"{job.name}.rayjob.yaml", f"{job.name}.Dockerfile"
-    return Recipe(
+    file, docker, slices = f"{job.name}.rayjob.yaml", f"{job.name}.Dockerfile", job.hardware.slices
+    pools = [f"{job.name}-{n}" for n in range(slices)] if slices > 1 else [job.name]
+    delete = 'gcloud container node-pools delete {} --cluster="$CLUSTER" --zone={}'
+    return Provisioning(
         files={
-            docker: origin(job) + _DOCKERFILE.format(packed=job.packed),
-            file: to_yaml(job, ray_job(job)),
+            docker: job.origin() + _DOCKERFILE.format(packed=job.packed),
+            file: job.to_yaml(ray_job(job)),
         },
         commands=(
             f"docker build -t {job.image} -f {FOLDER}/{docker} {FOLDER}",
             f"docker push {job.image}",
-            *(_node_pool(job, pool) for pool in _pools(job)),
+            *(_node_pool(job, pool) for pool in pools),
             # `apply` would leave a finished job of this name as it is, and run nothing.
             f"kubectl create -f {FOLDER}/{file}",
         ),
         needs=("docker", "gcloud", "kubectl"),
         undo=(
             f"kubectl delete -f {FOLDER}/{file}",
-            *(
-                f'gcloud container node-pools delete {pool} --cluster="$CLUSTER" --zone={job.zone}'
-                for pool in _pools(job)
-            ),
+            *(delete.format(pool, job.zone) for pool in pools),
         ),
     )
-
-
-def _pools(job: Job) -> list[str]:
-    """Names of the node pools, one for each slice."""
-    several = job.hardware.slices > 1
-    return [f"{job.name}-{n}" for n in range(job.hardware.slices)] if several else [job.name]
 
 
 def _node_pool(job: Job, name: str) -> str:
@@ -86,8 +83,7 @@ def _node_pool(job: Job, name: str) -> str:
         f"--min-nodes=0 --max-nodes={hardware.hosts_per_slice}",
     ]
     if hardware.kind == "tpu":
-        machine = GOOGLE[hardware.generation].machine_type(hardware)
-        words.append(f"--machine-type={machine} --tpu-topology={hardware.topology}")
+        words.append(f"--machine-type={machine_type(hardware)} --tpu-topology={hardware.topology}")
     else:
         count, kind = hardware.devices_per_process, _GKE_GPUS[hardware.generation]
         words.append('--machine-type="${MACHINE_TYPE:?set it to one with these GPUs}"')
@@ -97,79 +93,61 @@ def _node_pool(job: Job, name: str) -> str:
 
 def ray_job(job: Job) -> dict[str, Any]:
     """The RayJob in the form of a Kubernetes resource."""
-    import ray
-
     hardware = job.hardware
-    tpu = hardware.kind == "tpu"
     # A slice is one replica of many hosts; hosts with GPUs are replicas of their own.
-    hosts = hardware.hosts_per_slice if tpu else 1
+    hosts = hardware.hosts_per_slice if hardware.kind == "tpu" else 1
     replicas = hardware.processes // hosts
-    return {
-        "apiVersion": "ray.io/v1",
-        "kind": "RayJob",
-        "metadata": {"name": job.name},
-        "spec": {
-            "entrypoint": shlex.join(_in_image(job.command)),
-            "shutdownAfterJobFinishes": True,
-            # The executor survives a lost host; after a lost head the job needs a new cluster.
-            "backoffLimit": 10 if job.spot else 2,
-            "rayClusterSpec": {
-                "rayVersion": ray.__version__,
-                "headGroupSpec": {
-                    "rayStartParams": {},
-                    "template": {"spec": {"containers": [_head(job)]}},
-                },
-                "workerGroupSpecs": [
-                    {
-                        "groupName": "hosts",
-                        "replicas": replicas,
-                        "minReplicas": replicas,
-                        "maxReplicas": replicas,
-                        "numOfHosts": hosts,
-                        "rayStartParams": {},
-                        "template": {"spec": _host(job)},
-                    }
-                ],
-            },
-        },
-    }
-
-
-def _in_image(command: tuple[str, ...]) -> tuple[str, ...]:
-    """The command with the file's path in the image; it joins the cluster that runs."""
-    program, verb, file, *flags = command
-    return (program, verb, f"/app/{file}", *flags, "--cluster", "auto")
-
-
-def _head(job: Job) -> dict[str, Any]:
     ports = {"gcs-server": 6379, "dashboard": 8265, "client": 10001}
-    return {
+    head = {
         "name": "ray-head",
         "image": job.image,
         "ports": [{"containerPort": port, "name": name} for name, port in ports.items()],
         "resources": {"limits": _HEAD, "requests": _HEAD},
     }
+    group = {
+        "groupName": "hosts",
+        "replicas": replicas,
+        "minReplicas": replicas,
+        "maxReplicas": replicas,
+        "numOfHosts": hosts,
+        "rayStartParams": {},
+        "template": {"spec": _host(job)},
+    }
+    program, verb, file, *flags = job.command
+    return {
+        "apiVersion": "ray.io/v1",
+        "kind": "RayJob",
+        "metadata": {"name": job.name},
+        "spec": {
+            "entrypoint": shlex.join([program, verb, f"/app/{file}", *flags, "--cluster", "auto"]),
+            "shutdownAfterJobFinishes": True,
+            # The executor survives a lost host; after a lost head the job needs a new cluster.
+            "backoffLimit": 10 if job.spot else 2,
+            "rayClusterSpec": {
+                "rayVersion": importlib.metadata.version("ray"),
+                "headGroupSpec": {
+                    "rayStartParams": {},
+                    "template": {"spec": {"containers": [head]}},
+                },
+                "workerGroupSpecs": [group],
+            },
+        },
+    }
 
 
 def _host(job: Job) -> dict[str, Any]:
-    hardware = job.hardware
+    hardware, count = job.hardware, str(job.hardware.devices_per_process)
     container: dict[str, Any] = {"name": "ray-worker", "image": job.image}
     if hardware.kind == "tpu":
-        wants = {**_TPU_HOST, "google.com/tpu": str(hardware.devices_per_process)}
-        field = {"fieldRef": {"fieldPath": "status.hostIP"}}
-        container["env"] = [
-            {"name": "NODE_IP", "valueFrom": field},
-            {"name": "VBAR_CONTROL_SERVICE_URL", "value": "$(NODE_IP):8353"},
-            {"name": "JAX_PLATFORMS", "value": "tpu,cpu"},
-            {"name": "ENABLE_PJRT_COMPATIBILITY", "value": "true"},
-        ]
-        container["ports"] = [{"containerPort": _MXLA_PORT, "name": "mxla"}]
+        wants = {**_TPU_HOST, "google.com/tpu": count}
+        container["env"] = _TPU_ENVIRONMENT
+        container["ports"] = [{"containerPort": 8081, "name": "mxla"}]
         selector = {
             "cloud.google.com/gke-tpu-accelerator": GOOGLE[hardware.generation].gke,
             "cloud.google.com/gke-tpu-topology": hardware.topology,
         }
     else:
-        wants = {**_GPU_HOST, "nvidia.com/gpu": str(hardware.devices_per_process)}
+        wants = {**_GPU_HOST, "nvidia.com/gpu": count}
         selector = {"cloud.google.com/gke-accelerator": _GKE_GPUS[hardware.generation]}
     if job.spot:
         selector["cloud.google.com/gke-spot"] = "true"

@@ -3,8 +3,8 @@
 The head requests the chips itself, under a trap that deletes them: they do not exist before the
 trap does, and are deleted until a listing confirms it, whatever fails. It is the last to delete
 itself. A host restarts `join` while it may be needed. Where it no longer is (the run ended, it
-cannot be set up, it is refused, or no head answers for `WAIT`), its slice is useless too, so the
-host deletes the chips: also where the head was killed.
+cannot be set up, or no head answers for `_WAIT`), its slice is useless too, so the host deletes the
+chips: also where the head was killed.
 """
 
 from __future__ import annotations
@@ -13,12 +13,10 @@ import shlex
 from dataclasses import dataclass
 
 from pipeline.launch.job import Job
-from pipeline.launch.text import origin
 
 PORT = 6380  # SkyPilot runs its own Ray at the default port 6379
-WAIT = "20m"  # machines that exist are billed; hosts of a slice boot within minutes of each other
-QUEUE = "48h"  # waiting for chips costs nothing
-_FIRST_SECONDS = 2400  # from when there are chips, which are billed, until a host has joined
+_WAIT = "20m"  # machines that exist are billed; hosts of a slice boot within minutes of each other
+_QUEUE = "48h"  # waiting for chips costs nothing
 
 # The Ubuntu 22.04 of TPU images has Python 3.10, and its package archive 3.11. After a boot,
 # Ubuntu's own updates hold apt's lock for minutes.
@@ -30,7 +28,63 @@ command -v python3.11 || {
 """
 LOST = "75"  # the status of `join` on a host that lost its Ray or the head
 # 129 and more: a signal ended it, as when the machine shuts down, to boot again.
-LOST_OR_KILLED = f"{LOST} | 129 | 1[3-9]?"
+_LOST_OR_KILLED = f"{LOST} | 129 | 1[3-9]?"
+
+_MACHINE = """\
+#!/bin/bash
+%(origin)sset -u -o pipefail
+chips() { %(listed)s; }
+report() { timeout 5m gcloud storage cp %(disk)s.log "%(folder)s/$HOSTNAME.log"; }
+give_back() {
+  report
+  until
+    %(delete)s
+    sleep 10  # a request that was interrupted may be listed late
+    left=$(chips) && ! grep -qxF %(name)s <<< "$left"
+  do echo "%(name)s is not deleted yet; trying again"; done
+  echo "%(name)s is deleted"
+}
+again() {
+  for pause in 10 30 90; do
+    "$@" && return
+    echo "failed: $*; again in $pause s"
+    sleep $pause & wait $!  # a signal need not wait for it
+  done
+  "$@"
+}
+enter() { mkdir -p %(disk)s && cd %(disk)s && exec >> %(disk)s.log 2>&1 && date; }
+install() { timeout 15m bash -o pipefail -c %(install)s; }
+"""
+# From when there are chips, which are billed, a host has 2400 seconds to join.
+_HEAD = """\
+request() { chips | grep -xF %(name)s || %(create)s; }
+run=''; watch=''; stopped=''
+end() {
+  trap '' HUP INT TERM
+  [ -z "$watch" ] || kill "$watch"
+  [ -z "$run" ] || { kill "$run" && wait "$run"; }  # it saves a checkpoint
+  give_back
+  report
+  [ -z "$stopped" ] || return  # this machine may boot again, and then goes on
+  touch %(disk)s.ended
+  until %(delete_head)s; do sleep 60; done
+}
+trap end EXIT
+trap 'stopped=yes; exit 143' HUP INT TERM
+enter && [ ! -e %(disk)s.ended ] && again install && again request || exit
+%(join)s &
+run=$!
+{
+  until %(exist)s; do sleep 60; done
+  sleep 2400
+  grep -q " joined: " %(disk)s.log || { echo "no host joined in time"; kill "$run"; }
+} &
+watch=$!
+wait "$run"
+code=$?
+run=''
+exit $code
+"""
 
 
 @dataclass(frozen=True)
@@ -50,11 +104,11 @@ class Chips:
     delete: str
 
 
-def join(job: Job, head: str, *flags: str, wait: str = WAIT) -> str:
+def join(job: Job, head: str, *flags: str) -> str:
     """The command with which a host joins the cluster of a head: its name as a shell reads it."""
     words = [f'.venv/bin/ponente join "{head}:{PORT}" --hardware {job.hardware.name}']
-    words += [f"--name {job.name} --wait {wait}", f"--shared {job.folder}/secret", *flags]
-    return f"{' '.join(words)} -- .venv/bin/{job.shell}"
+    words += [f"--name {job.name} --wait {_WAIT}", f"--shared {job.folder}/secret", *flags]
+    return f"{' '.join(words)} -- .venv/bin/{shlex.join(job.command)}"
 
 
 def joined(command: str, again: str) -> str:
@@ -70,10 +124,21 @@ done
 
 def scripts(job: Job, chips: Chips) -> dict[str, str]:
     """Startup scripts of the head and the hosts, by file name; they run at every boot."""
-    shared = _shared(job, chips)
+    install = f"gcloud storage cp {job.bundle} - | tar -xzf - || exit\n{SETUP}"
+    values = {
+        **vars(chips),
+        "origin": job.origin(),
+        "name": job.name,
+        "folder": job.folder,
+        "disk": f"/opt/{job.name}",
+        "install": shlex.quote(install),
+        "delete_head": delete_head(job),
+        "join": join(job, head_name(job), f"--queue {_QUEUE}", "--role head"),
+    }
+    loop = joined(join(job, head_name(job), "--role host"), _LOST_OR_KILLED)
     return {
-        f"{job.name}.head.sh": shared + _head(job, chips),
-        f"{job.name}.host.sh": shared + _host(job),
+        f"{job.name}.head.sh": (_MACHINE + _HEAD) % values,
+        f"{job.name}.host.sh": _MACHINE % values + f"enter && again install && {loop}give_back\n",
     }
 
 
@@ -85,71 +150,3 @@ def head_name(job: Job) -> str:
 def delete_head(job: Job) -> str:
     """The command that deletes the head's machine."""
     return f"gcloud compute instances delete {head_name(job)} --zone={job.zone} --quiet"
-
-
-def _shared(job: Job, chips: Chips) -> str:
-    folder = f"/opt/{job.name}"
-    install = f"gcloud storage cp {job.bundle} - | tar -xzf - || exit\n{SETUP}"
-    return f"""\
-#!/bin/bash
-{origin(job)}set -u -o pipefail
-chips() {{ {chips.listed}; }}
-report() {{ timeout 5m gcloud storage cp {folder}.log "{job.folder}/$HOSTNAME.log"; }}
-give_back() {{
-  report
-  until
-    {chips.delete}
-    sleep 10  # a request that was interrupted may be listed late
-    left=$(chips) && ! grep -qxF {job.name} <<< "$left"
-  do echo "{job.name} is not deleted yet; trying again"; done
-  echo "{job.name} is deleted"
-}}
-again() {{
-  for pause in 10 30 90; do
-    "$@" && return
-    echo "failed: $*; again in $pause s"
-    sleep $pause & wait $!  # a signal need not wait for it
-  done
-  "$@"
-}}
-enter() {{ mkdir -p {folder} && cd {folder} && exec >> {folder}.log 2>&1 && date; }}
-install() {{ timeout 15m bash -o pipefail -c {shlex.quote(install)}; }}
-"""
-
-
-def _head(job: Job, chips: Chips) -> str:
-    start = join(job, head_name(job), f"--queue {QUEUE}", "--role head")
-    return f"""\
-request() {{ chips | grep -xF {job.name} || {chips.create}; }}
-run=''; watch=''; stopped=''
-end() {{
-  trap '' HUP INT TERM
-  [ -z "$watch" ] || kill "$watch"
-  [ -z "$run" ] || {{ kill "$run" && wait "$run"; }}  # it saves a checkpoint
-  give_back
-  report
-  [ -z "$stopped" ] || return  # this machine may boot again, and then goes on
-  touch /opt/{job.name}.ended
-  until {delete_head(job)}; do sleep 60; done
-}}
-trap end EXIT
-trap 'stopped=yes; exit 143' HUP INT TERM
-enter && [ ! -e /opt/{job.name}.ended ] && again install && again request || exit
-{start} &
-run=$!
-{{
-  until {chips.exist}; do sleep 60; done
-  sleep {_FIRST_SECONDS}
-  grep -q " joined: " /opt/{job.name}.log || {{ echo "no host joined in time"; kill "$run"; }}
-}} &
-watch=$!
-wait "$run"
-code=$?
-run=''
-exit $code
-"""
-
-
-def _host(job: Job) -> str:
-    loop = joined(join(job, head_name(job), "--role host"), LOST_OR_KILLED)
-    return f"enter && again install && {loop}give_back\n"

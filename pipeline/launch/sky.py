@@ -6,15 +6,14 @@ from typing import Any
 
 from pipeline.accelerators import GPUS
 from pipeline.launch.google import GOOGLE, accelerator_type, need_one_slice
-from pipeline.launch.job import FOLDER, Job, Recipe
+from pipeline.launch.job import FOLDER, Job, Provisioning
 from pipeline.launch.shell import LOST, SETUP, join, joined
-from pipeline.launch.text import to_yaml
 
 # The first address is the host that starts Ray: SkyPilot has no machine outside the slice.
 _HEAD = '$(echo "$SKYPILOT_NODE_IPS" | head -n 1)'
 
 
-def recipe(job: Job) -> Recipe:
+def provision(job: Job) -> Provisioning:
     """Task file and commands of a managed job.
 
     SkyPilot's controller restarts it when hosts are lost, and deletes its machines however it ends.
@@ -25,8 +24,8 @@ def recipe(job: Job) -> Recipe:
     """
     need_one_slice(job.hardware, "sky")
     file = f"{job.name}.sky.yaml"
-    return Recipe(
-        files={file: to_yaml(job, task(job))},
+    return Provisioning(
+        files={file: job.to_yaml(task(job))},
         commands=(f"sky jobs launch -y -n {job.name} {FOLDER}/{file}",),
         needs=("sky",),
         undo=(f"sky jobs cancel -y -n {job.name}",),
@@ -47,19 +46,19 @@ def task(job: Job) -> dict[str, Any]:
             "runtime_version": GOOGLE[hardware.generation].runtime,
             "gcp_queued_resource": True,
         }
-        worker = ""  # from the machine: SkyPilot's rank may differ from the slice's worker id
+        worker = []  # from the machine: SkyPilot's rank may differ from the slice's worker id
     else:
         kind = GPUS[hardware.generation].ray_type
         resources["accelerators"] = f"{kind}:{hardware.devices_per_process}"
         made["num_nodes"] = hardware.processes
-        worker = '--worker-id "$SKYPILOT_NODE_RANK"'
+        worker = ['--worker-id "$SKYPILOT_NODE_RANK"']
     resources["use_spot"] = job.spot
     # An experiment's own error would recur, so restart only after lost machines.
     resources["job_recovery"] = {"strategy": "FAILOVER", "max_restarts_on_errors": 0}
-    made["resources"] = resources
-    made["file_mounts"] = {f"~/{job.packed}": f"{FOLDER}/{job.packed}"}
     enter = f"mkdir -p ~/{job.name} && cd ~/{job.name}"
-    made["setup"] = f"{enter} && tar -xzf ~/{job.packed} || exit\n{SETUP}"
-    repeat = joined(join(job, _HEAD, *filter(None, [worker])), LOST)
-    made["run"] = f"{enter} || exit\n{repeat}exit $code\n"
-    return made
+    return made | {
+        "resources": resources,
+        "file_mounts": {f"~/{job.packed}": f"{FOLDER}/{job.packed}"},
+        "setup": f"{enter} && tar -xzf ~/{job.packed} || exit\n{SETUP}",
+        "run": f"{enter} || exit\n{joined(join(job, _HEAD, *worker), LOST)}exit $code\n",
+    }

@@ -16,7 +16,7 @@ from pipeline.cli import join, options
 from pipeline.errors import PonenteError
 from pipeline.graph.declaration import Declaration, load
 from pipeline.identity.secret_text import refuse_secrets
-from pipeline.launch.names import TARGETS
+from pipeline.launch import TARGETS
 from pipeline.store import storage
 from steps.cli import export, generate, tune
 from tests.docs.pages import ROOT, Block, blocks, inline_code, pages

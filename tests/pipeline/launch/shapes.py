@@ -1,8 +1,7 @@
 """What SkyPilot and KubeRay accept of the files that are generated, written down strictly.
 
 Field names and types are facts of SkyPilot 0.14 (`sky.utils.schemas`) and of KubeRay's RayJob,
-API version ray.io/v1; only fields that recipes use are here. Where the tools' own schemas are
-present (see `tool_schemas.py`), the tests ask those too.
+API version ray.io/v1; only fields that are used are here.
 """
 
 from __future__ import annotations

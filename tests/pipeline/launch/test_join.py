@@ -1,9 +1,8 @@
-"""How a host finds its place in a slice, what keeps it from joining, and how hosts meet."""
+"""How a host finds its place in a slice, what keeps it from joining, and how the head waits."""
 
 from __future__ import annotations
 
-import copy
-import http.client
+import json
 import signal
 import socket
 import threading
@@ -16,12 +15,11 @@ import pytest
 
 from pipeline import pod
 from pipeline.errors import InputError
+from pipeline.launch import google, join, nodes
 from pipeline.launch import host as hosts
-from pipeline.launch import join, meeting, metadata
 from pipeline.launch.host import Host
 from pipeline.launch.join import Joining
-from pipeline.launch.meeting import Head, Meeting
-from pipeline.launch.ray_node import labels, resources
+from pipeline.launch.nodes import Hosts
 
 GKE = {
     "TPU_ACCELERATOR_TYPE": "v6e-16",
@@ -29,7 +27,6 @@ GKE = {
     "TPU_WORKER_ID": "2",
     "TPU_NAME": "slice-0",
 }
-SOFTWARE = {"python": "3.11.7", "packages": {"jax": "0.10.2", "libtpu": "0.0.40"}, "code": "abc"}
 
 
 @pytest.fixture
@@ -37,11 +34,11 @@ def facts(monkeypatch):
     """Sets what the environment and the machine's metadata say, which is nothing at first."""
 
     def say(environment=None, machine=None):
-        for name in (*GKE, "MEGASCALE_NUM_SLICES", "MEGASCALE_SLICE_ID"):
+        for name in hosts.VARIABLES.values():
             monkeypatch.delenv(name, raising=False)
         for name, value in (environment or {}).items():
             monkeypatch.setenv(name, value)
-        monkeypatch.setattr(metadata, "known", lambda: machine or {})
+        monkeypatch.setattr(hosts, "slice_metadata", lambda: machine or {})
 
     say()
     return say
@@ -56,7 +53,6 @@ def test_a_host_finds_its_place_in_the_environment_or_in_the_machine(facts):
     assert hosts.find("", "", "") == Host(pod("v5e-16"), 3, "node")
     facts()
     assert hosts.find("v6e-8", "0", "mine") == Host(pod("v6e-8"), 0, "mine")
-    assert hosts.find("v6e-1", "", "").worker == 0
     assert hosts.find("2x8xh100", "1", "").variables == {}
 
 
@@ -70,8 +66,6 @@ def test_a_host_finds_which_of_several_slices_it_is_in(facts):
     assert found.variables == GKE | {"TPU_NAME": "slice-0-1"}
     facts(machine={"type": "v6e-8", "slices": "3", "slice id": "2", "name": "node"})
     assert hosts.find("3xv6e-8", "", "mine") == Host(pod("3xv6e-8"), 0, "mine", 2)
-    facts()
-    assert hosts.find("2xv6e-16", "3", "", "0").index == 3
 
 
 @pytest.mark.parametrize(
@@ -80,10 +74,8 @@ def test_a_host_finds_which_of_several_slices_it_is_in(facts):
         ({}, {}, ("", "", ""), "is neither in TPU_ACCELERATOR_TYPE nor"),
         (GKE, {"type": "v6e-8"}, ("", "", ""), "type differs: v6e-16 by the environment, v6e-8 by"),
         (GKE, {}, ("v6e-32", "", ""), "differs: v6e-32 by the command line, v6e-16 by the envir"),
-        (GKE, {"worker id": "1"}, ("", "", ""), "worker id differs: 2 by the environment, 1 by"),
         ({}, {}, ("v6e-16", "", ""), "expected a worker id from 0 to 3 on v6e-16, found none"),
         ({}, {}, ("v6e-16", "4", ""), "expected a worker id from 0 to 3 on v6e-16, found '4'"),
-        ({}, {}, ("v6e-17", "0", ""), "expected one of v6e-1"),
         ({}, {}, ("2xv6e-16", "0", ""), "expected a slice id from 0 to 1 on 2xv6e-16, found none"),
         ({"MEGASCALE_NUM_SLICES": "4"}, {}, ("2xv6e-16", "0", "", "1"), "slices differs: 2 by"),
     ],
@@ -107,28 +99,10 @@ def test_a_missing_chip_is_named(tmp_path):
     hosts.check_chips(host, str(tmp_path))
 
 
-@pytest.mark.parametrize(
-    ("part", "value", "ahead", "message"),
-    [
-        ("python", "3.12.1", 0.0, ["Python 3.12.1, the head has 3.11.7"]),
-        ("python", "3.11.9", 0.0, []),
-        ("packages", {"jax": "0.10.1"}, 0.0, ["jax 0.10.1, the head has 0.10.2"]),
-        ("packages", {}, 0.0, ["jax missing, the head has 0.10.2"]),
-        ("packages", {"jax": "0.10.2", "libtpu": "0.0.1"}, 0.0, []),
-        ("code", "abd", 0.0, ["code abd, the head has abc"]),
-        ("code", "abc", 75.0, ["its clock is 75 s ahead of the head's"]),
-        ("code", "abc", -75.0, ["its clock is 75 s behind the head's"]),
-        ("code", "abc", 2.0, []),
-    ],
-)
-def test_what_differs_from_the_head_is_a_line(part, value, ahead, message):
-    """Another minor Python, package, code or clock; not a patch release, not the head's libtpu."""
-    mine = {**copy.deepcopy(SOFTWARE), part: value}
-    assert hosts.differences(mine, SOFTWARE, ahead) == message
-
-
 def test_a_metadata_server_that_is_slow_at_boot_is_asked_again(monkeypatch):
     """One that does not answer is not taken for a machine without metadata."""
+    attributes = {"accelerator-type": "v5litepod-16", "tpu-env": "WORKER_ID: '3'\nNODE_ID: 'n'\n"}
+    machine = {"zone": "projects/1/zones/us-east5-b", "attributes": attributes}
     asked = []
 
     def answer(server: socket.socket) -> None:
@@ -136,104 +110,168 @@ def test_a_metadata_server_that_is_slow_at_boot_is_asked_again(monkeypatch):
             connection, _ = server.accept()
             asked.append(connection.recv(1000))
             if len(asked) == 2:
-                connection.sendall(b"HTTP/1.0 200 OK\r\n\r\nv6e-16\n")
+                connection.sendall(b"HTTP/1.0 200 OK\r\n\r\n" + json.dumps(machine).encode())
                 connection.close()
 
+    google._instance.cache_clear()
     with socket.create_server(("127.0.0.1", 0)) as server:
         thread = threading.Thread(target=answer, args=(server,))
         thread.start()
-        monkeypatch.setattr(metadata, "_SECONDS", 0.5)
+        monkeypatch.setattr(google, "_SECONDS", 0.5)
         monkeypatch.setenv("GCE_METADATA_HOST", f"127.0.0.1:{server.getsockname()[1]}")
-        assert metadata.attribute("accelerator-type") == "v6e-16"
+        assert google.region() == "us-east5"
         thread.join()
-
-
-def test_what_runs_here_differs_from_nothing():
-    """The real versions and the real digest of the code, twice."""
-    mine = hosts.software()
-    assert {"jax", "ray", "tensorstore"} <= mine["packages"].keys()
-    assert hosts.differences(mine, hosts.software(), 0.0) == []
+    found = google.slice_metadata()
+    google._instance.cache_clear()
+    assert {name: value for name, value in found.items() if value} == {
+        "type": "v5litepod-16",
+        "worker id": "3",
+        "name": "n",
+    }
 
 
 def test_ray_sees_the_hosts_of_a_slice():
     """The slice's first host alone has the resource by which a whole slice is asked for."""
     first, second = (Host(pod("v6e-16"), number, "s") for number in (0, 1))
-    assert resources(first)["TPU-v6e-16-head"] == 1.0
-    assert resources(second) == {"TPU": 4.0, "s": 1.0, "accelerator_type:TPU-V6E": 1.0}
-    assert labels(second)["ray.io/tpu-worker-id"] == "1"
-    assert labels(Host(pod("2x8xh100"), 1, "s")) == {}
+    assert first.resources["TPU-v6e-16-head"] == 1.0
+    assert second.resources == {"TPU": 4.0, "s": 1.0, "accelerator_type:TPU-V6E": 1.0}
+    assert second.labels["ray.io/tpu-worker-id"] == "1"
+    assert Host(pod("2x8xh100"), 1, "s").labels == {hosts.LABEL: "1"}
+
+
+SOFTWARE = {"code": "abc", "jax": "0.10.2", "libtpu": "0.0.40"}
+
+
+@pytest.mark.parametrize(
+    ("other", "ahead", "message"),
+    [
+        ({"jax": "0.10.1"}, 0.0, ["jax 0.10.1, the head has 0.10.2"]),
+        ({"jax": None}, 0.0, ["jax missing, the head has 0.10.2"]),
+        ({"libtpu": "0.0.1"}, 0.0, []),
+        ({"code": "abd"}, 0.0, ["code abd, the head has abc"]),
+        ({}, 75.0, ["its clock is 75 s ahead of the head's"]),
+        ({}, -75.0, ["its clock is 75 s behind the head's"]),
+        ({}, 2.0, []),
+    ],
+)
+def test_what_differs_from_the_head_is_a_line(other, ahead, message):
+    """Another package, code or clock; not the head's libtpu."""
+    mine = {name: value for name, value in {**SOFTWARE, **other}.items() if value}
+    assert hosts.differences(mine, SOFTWARE, ahead) == message
+
+
+def test_what_runs_here_is_described():
+    """The code, the packages that the project requires, and what computes."""
+    assert {"code", "jax", "jaxlib", "ray", "tensorstore"} <= hosts.software()[0].keys()
+
+
+class Cluster:
+    """An imitated cluster: its nodes, what is installed on them, and what they are told."""
+
+    def __init__(self, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.nodes: dict[str, tuple[int, str]] = {}
+        self.answers: dict[str, Any] = {}
+        self.silent: set[str] = set()
+        self.told: list[tuple[str, Any]] = []
+        self.lines: list[str] = []
+        self.now = 1000.0
+        monkeypatch.setattr(nodes, "software", lambda: (SOFTWARE, time.time()))
+        clock = types.SimpleNamespace(sleep=self.sleep, time=time.time)
+        monkeypatch.setattr(nodes, "time", clock)
+        self.hosts = Hosts(
+            count, self.lines.append, lambda: dict(self.nodes), self.on_each, lambda: self.now
+        )
+
+    def sleep(self, seconds: float) -> None:
+        """Time passes only here."""
+        self.now += seconds
+
+    def on_each(self, names, seconds, function, *given):
+        """As `nodes.on_each`."""
+        for name in [n for n in names if n not in self.silent]:
+            if function is nodes.leave:
+                self.told.append((name, *given))
+            yield name, self.answers.get(name, (SOFTWARE, time.time()))
+
+    def wait(self, seconds: float, first: float) -> None:
+        """Wait for all hosts."""
+        self.hosts.wait(seconds, first, lambda: None)
 
 
 @pytest.fixture
-def met():
-    """A meeting of two hosts with a secret, what it printed, and a host's way to it."""
-    lines: list[str] = []
-    head = Meeting(("127.0.0.1", 0), SOFTWARE, 2, lines.append, "secret")
-    yield head, lines, Head(("127.0.0.1", head.port), "secret")
-    head.end(0, seconds=0.0)
+def cluster(monkeypatch):
+    return Cluster(2, monkeypatch)
 
 
-def test_hosts_meet_and_learn_the_end(met, monkeypatch):
-    """Each takes what the head runs, reports, and gets the run's exit status."""
-    monkeypatch.setattr(meeting, "POLL_SECONDS", 0.02)
-    head, lines, host = met
-    found, ahead = host.facts(5.0)
-    assert {name: found[name] for name in SOFTWARE} == SOFTWARE
-    assert abs(ahead) < 2.0
-    ended: list[int] = []
-
-    def stay(worker: int) -> None:
-        ended.append(host.until_ended(worker, f"process {worker}", lambda: None))
-
-    threads = [threading.Thread(target=stay, args=(worker,)) for worker in (0, 1)]
-    for thread in threads:
-        thread.start()
-    head.wait(5.0, 5.0)
-    head.end(3, seconds=5.0)
-    for thread in threads:
-        thread.join(5.0)
-    assert ended == [3, 3]
-    assert sorted(lines) == [f"host {n} of 2 joined: process {n}" for n in (0, 1)]
+def test_hosts_are_welcomed_and_told_the_end(cluster):
+    """Each is named once, also one that returns with a new node; the last status is theirs."""
+    cluster.nodes = {"a": (0, "vm-0"), "b": (1, "vm-1")}
+    cluster.wait(0.0, 0.0)
+    assert sorted(cluster.lines) == ["host 0 of 2 joined: vm-0", "host 1 of 2 joined: vm-1"]
+    cluster.nodes = {"a": (0, "vm-0"), "c": (1, "vm-1")}
+    assert cluster.hosts.problem(1200.0) == ""
+    assert cluster.lines[2:] == ["host 1 of 2 joined: vm-1"]
+    cluster.hosts.end(3)
+    assert sorted(cluster.told) == [("a", 3), ("c", 3)]
 
 
-def test_who_is_missing_is_named_with_the_cause(met):
-    """At the deadline: one that did not answer, or the reason it gave."""
-    head, _, host = met
-    host.report(0, "a")
-    with pytest.raises(InputError, match="1 of 2 hosts within 0 s of the first; host 1 did not"):
-        head.wait(0.0, 0.0)
-    host.report(1, "b", "host 1 cannot join: code abd, the head has abc")
-    with pytest.raises(InputError, match=r"1 of 2 .* code abd, the head has abc"):
-        head.wait(0.0, 0.0)
-    assert host.report(2, "c")["cause"] == "worker id 2 is not one of 2"
+def test_waiting_for_the_first_host_has_a_deadline_of_its_own(cluster):
+    """Chips that do not exist are waited for longer than hosts of chips that do."""
+    with pytest.raises(InputError, match="none of 2 hosts within 600 s"):
+        cluster.wait(10.0, 600.0)
+    cluster.nodes = {"b": (1, "vm-1")}
+    begun = cluster.now
+    with pytest.raises(InputError, match="1 of 2 hosts within 10 s of the first; missing: 0"):
+        cluster.wait(10.0, 600.0)
+    assert cluster.now - begun < 20
 
 
-def test_waiting_for_the_first_host_has_a_deadline_of_its_own(met):
-    """Chips that do not exist are waited for longer than hosts of chips that do.
+def test_two_machines_with_one_number_are_named(cluster):
+    """The missing one is there, with the number of another."""
+    cluster.nodes = {"a": (1, "vm-0"), "b": (1, "vm-1")}
+    with pytest.raises(InputError, match="missing: 0; host 1 is both vm-0 and vm-1"):
+        cluster.wait(10.0, 600.0)
 
-    A host that cannot join exists, and is billed.
-    """
-    head, _, host = met
-    with pytest.raises(InputError, match="none of 2 hosts within 0 s"):
-        head.wait(3600.0, 0.0)
-    host.report(1, "b", "host 1 cannot join: code abd, the head has abc")
-    with pytest.raises(InputError, match="0 of 2 hosts within 0 s of the first; host 0 did not"):
-        head.wait(0.0, 3600.0)
+
+@pytest.mark.parametrize(
+    ("answer", "number", "message"),
+    [
+        (({"code": "x"}, 0.0), 1, r"host 1 of 2 \(vm\) cannot join: code x, the head has"),
+        (ImportError("No module\nnamed 'pipeline'"), 1, "cannot join: No module named 'pipeline'"),
+        (None, 2, "expected a number from 0 to 1"),
+    ],
+)
+def test_a_host_that_differs_ends_the_wait_and_the_run(cluster, answer, number, message):
+    """At once, since it is billed: in the wait, and when it returns to a run."""
+    cluster.nodes = {"b": (number, "vm")}
+    cluster.answers = {"b": answer} if answer else {}
+    with pytest.raises(InputError, match=message):
+        cluster.wait(3600.0, 3600.0)
+    with pytest.raises(InputError, match=message):
+        raise InputError(cluster.hosts.problem(3600.0))
+
+
+def test_a_host_that_does_not_answer_has_not_joined(cluster):
+    """Its node is there, as after a machine began to hang, until it answers."""
+    cluster.nodes = {"a": (0, "vm-0"), "b": (1, "vm-1")}
+    cluster.silent = {"b"}
+    with pytest.raises(InputError, match="missing: 1"):
+        cluster.wait(10.0, 600.0)
+    cluster.silent = set()
+    cluster.wait(10.0, 600.0)
 
 
 def test_hosts_wait_for_lost_ones_for_a_limited_time(monkeypatch):
     """Since they are billed; not where no host is left, nor while a whole slice returns."""
-    now = [0.0]
-    clock = types.SimpleNamespace(monotonic=lambda: now[0], time=time.time)
-    monkeypatch.setattr(meeting, "time", clock)
-    head = Meeting(("127.0.0.1", 0), SOFTWARE, 3, lambda line: None)
+    cluster = Cluster(3, monkeypatch)
 
-    def pass_time(seconds: int, *workers: int) -> str:
+    def pass_time(seconds: int, *numbers: int) -> str:
+        problem = ""
         for _ in range(0, seconds, 30):
-            now[0] += 30
-            for worker in workers:
-                assert head.hear(worker, f"vm-{worker} (1)", "")["cause"] == ""
-        return head.stranded(1200)
+            cluster.now += 30
+            cluster.nodes = {f"n{n}": (n, f"vm-{n}") for n in numbers}
+            problem = cluster.hosts.problem(1200)
+        return problem.rpartition(": ")[2]
 
     assert pass_time(3600, 0, 1, 2) == ""
     assert pass_time(1170, 0, 1) == ""
@@ -242,80 +280,36 @@ def test_hosts_wait_for_lost_ones_for_a_limited_time(monkeypatch):
     assert pass_time(9000) == "", "all are gone: nothing is billed"
     assert pass_time(1170, 1) == "", "a slice returns, one host after the other"
     assert pass_time(90, 1, 2) == "0"
-    head.end(0, seconds=0.0)
 
 
-def test_a_machine_that_returns_is_welcomed_and_another_one_waits(met):
-    """With a new process within seconds, as after a reboot; another machine while it is heard."""
-    head, _, host = met
-    assert host.report(1, "vm-1 (812)")["cause"] == ""
-    assert host.report(1, "vm-1 (977)")["cause"] == ""
-    assert host.report(1, "vm-10 (977)")["cause"] == (
-        "worker id 1 is that of another host, vm-1 (977)"
-    )
-    host.report(0, "vm-0 (1)")
-    head.wait(0.0, 0.0)
+def joining(port: int, tell: Callable[[str], None], **more: Any) -> Joining:
+    """The arguments of host 0 of two."""
+    place: dict[str, Any] = {"head": ("127.0.0.1", port), "role": "host", "hosts": 2}
+    place |= {"host": Host(pod("v4-16"), 0, "s"), "queue": 5.0, "imitate": True, "secret": "s"}
+    return Joining(tell=tell, **place, **more)
 
 
-def arguments(port: int, tell: Callable[[str], None], **more: Any) -> Joining:
-    """Those of `join` on host 0 of two, whose meeting is at a port."""
-    return Joining(
-        head=("127.0.0.1", port - 1),
-        role="host",
-        hosts=2,
-        host=Host(pod("v4-16"), 0, "s"),
-        queue=5.0,
-        imitate=True,
-        secret="secret",
-        tell=tell,
-        **more,
-    )
-
-
-def test_a_host_whose_number_is_taken_tries_again(met):
-    """Its `join` ends with the status that restarts it, since the other may be lost."""
-    head, lines, host = met
-    head._software = hosts.software()
-    host.report(0, "another (1)")
-    assert join.join(arguments(head.port, lines.append, wait=5.0, run=())) == join.LOST
-    assert "cannot join yet: worker id 0 is that of another host, another (1)" in lines[-1]
-
-
-def test_a_run_whose_hosts_do_not_return_is_stopped(met, monkeypatch):
+def test_a_run_whose_hosts_do_not_return_is_stopped(cluster, monkeypatch):
     """By the SIGTERM after which it saves and ends; its status is the job's."""
-    monkeypatch.setattr(join, "_LOOK_SECONDS", 0.05)
-    head, lines, host = met
-    host.report(0, "vm-0 (1)")
-    joining = arguments(head.port, lines.append, wait=0.0, run=("sleep", "100"))
-    assert join._run(joining, head) == 128 + signal.SIGTERM
-    assert "error: lost hosts did not return in 0 s: " in lines[-1]
+    monkeypatch.setattr(join, "_POLL_SECONDS", 0.05)
+    cluster.nodes = {"a": (0, "vm-0")}
+    arguments = joining(1, cluster.lines.append, wait=-1.0, run=("sleep", "100"))
+    assert join._run(arguments, cluster.hosts) == 128 + signal.SIGTERM
+    assert "error: lost hosts did not return in -1 s: " in cluster.lines[-1]
 
 
-def test_a_lost_host_is_replaced(met, monkeypatch):
-    """Another process takes its number once it has been silent for long enough."""
-    _, _, host = met
-    assert host.report(0, "old")["cause"] == ""
-    monkeypatch.setattr(meeting, "LOST_SECONDS", 0.0)
-    time.sleep(0.01)
-    assert host.report(0, "new")["cause"] == ""
-
-
-@pytest.mark.parametrize("length", ["-1", "many", "2"])
-def test_a_malformed_report_is_refused(met, length):
-    """A length that is none, and a body that is no report: status 400, at once."""
-    head, _, host = met
-    connection = http.client.HTTPConnection("127.0.0.1", head.port, timeout=5)
-    headers = {"Authorization": "Bearer secret", "Content-Length": length}
-    connection.request("POST", "/", b"{}", headers)
-    assert connection.getresponse().status == 400
-    connection.close()
-    assert host.report(0, "a")["cause"] == ""
-
-
-def test_without_the_secret_the_head_answers_nothing(met):
-    """And says what to give."""
-    head, _, _ = met
-    with pytest.raises(InputError, match="another secret; give all hosts the same --shared"):
-        Head(("127.0.0.1", head.port), "wrong").facts(5.0)
+def test_a_head_that_does_not_answer_is_named():
+    """At the deadline, with its address."""
     with pytest.raises(InputError, match=r"no head answers at 127.0.0.1:1 within 0 s"):
-        Head(("127.0.0.1", 1)).facts(0.0)
+        join.join(joining(1, print, wait=0.0, run=()))
+
+
+def test_a_host_whose_ray_ends_joins_again(monkeypatch):
+    """By the status on which its supervisor repeats `join`; the line has Ray's last words."""
+    lines: list[str] = []
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        words = ["bash", "-c", "echo another Ray; exit 1"]
+        monkeypatch.setattr("pipeline.launch.ray_node._command", lambda *_, **__: list(words))
+        arguments = joining(server.getsockname()[1], lines.append, wait=5.0, run=())
+        assert join.join(arguments) == join.LOST
+    assert lines[-1] == "error: join: Ray ended on this host: another Ray"

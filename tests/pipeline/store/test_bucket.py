@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.doctor import checks
+from pipeline import doctor
 from pipeline.store import bucket
 from pipeline.store.bucket import bucket_warnings
 from tests.faults import fake_gcs
@@ -49,7 +49,7 @@ def test_a_bucket_that_keeps_deleted_objects_is_named_with_the_command(monkeypat
         fake_gcs, "BUCKET_FACTS", {"softDeletePolicy": {"retentionDurationSeconds": seconds}}
     )
     with FakeGCS():
-        found = checks.store("gs://bucket/runs")
+        found = doctor.store("gs://bucket/runs")
         (*advice,) = bucket_warnings("gs://bucket/runs", "us-central1")
     assert found.status == ("warn" if days else "ok")
     assert [found.advice] == (advice or [""])

@@ -121,7 +121,7 @@ def test_a_bucket_that_is_slow_to_wake_is_asked_again():
 
 def test_a_store_that_replaces_what_it_should_not_is_refused():
     """As one that keeps S3's protocol without its conditions."""
-    from tests.pipeline.doctor import fake_stores
+    from tests.pipeline import fake_stores
 
     with pytest.MonkeyPatch.context() as patch:
         fake_stores.add_to_buckets(patch)

@@ -1,4 +1,8 @@
-"""The checks of `ponente doctor`: each a function of the store's prefix that returns a finding."""
+"""`ponente doctor`: whether this machine and the store are fit for a run.
+
+Each check examines one thing and returns a finding with advice. Checks run concurrently, each with
+a deadline, and an exception of a check becomes its finding.
+"""
 
 from __future__ import annotations
 
@@ -6,36 +10,38 @@ import contextlib
 import glob
 import importlib.metadata
 import json
+import logging
 import os
 import platform
+import re
 import socket
 import subprocess
 import sys
+import threading
 import time
-import urllib.error
-import urllib.request
 import uuid
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pipeline.accelerators import chip_of, peak_flops
-from pipeline.errors import InputError, PonenteError
+from pipeline.errors import PonenteError
 from pipeline.graph.module_names import hiding
-from pipeline.prices import price_of
+from pipeline.identity.secret_text import is_secret_name
 from pipeline.store import storage
 from pipeline.store.bucket import bucket_warnings
 from pipeline.store.write_check import check_writable
 
-PYTHON = ((3, 11), (3, 13))
-DEVICE_SECONDS, RAY_SECONDS, _CONNECT_SECONDS, _HUB_SECONDS = 60.0, 40.0, 3.0, 5.0
+if TYPE_CHECKING:
+    from packaging.requirements import Requirement
+
+_DEVICE_SECONDS, _RAY_SECONDS, _CONNECT_SECONDS = 60.0, 40.0, 3.0
 _DEVICES = {
     "/dev/accel[0-9]*": "TPU",
     "/dev/vfio/[0-9]*": "TPU",
     "/dev/nvidia[0-9]*": "NVIDIA GPU",
     "/dev/kfd": "AMD GPU",
 }
-_OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
-
 # Run in its own process: jax keeps devices open, and can block forever on a TPU that is in use.
 _ASK_JAX = """
 import json, jax
@@ -48,12 +54,10 @@ print("DEVICES " + json.dumps({"platform": devices[0].platform, "kind": devices[
 
 @dataclass(frozen=True)
 class Finding:
-    """What one check found.
+    """What one check found, in one line.
 
     Attributes:
-        name: the check's name.
         status: "ok", "warn" (a run works, with limitations) or "fail" (a run would fail).
-        found: what the check found, in one line.
         advice: what to do; empty when there is nothing to do.
     """
 
@@ -63,59 +67,50 @@ class Finding:
     advice: str = ""
 
 
-def describe(error: BaseException) -> str:
-    """An exception's type and message."""
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+def requirements() -> list[Requirement]:
+    """What the project requires here, without extras. Raises `PackageNotFoundError`."""
+    from packaging.requirements import Requirement
 
-
-def python(_: str) -> Finding:
-    """Whether the project supports this version of Python."""
-    low, high = (".".join(map(str, version)) for version in PYTHON)
-    good = PYTHON[0] <= sys.version_info[:2] <= PYTHON[1]
-    found = f"{platform.python_version()} at {sys.executable}"
-    advice = f"make the environment with Python {low} to {high}"
-    return Finding("python", "ok" if good else "fail", found, advice)
+    lines = map(Requirement, importlib.metadata.requires("ponente") or [])
+    return [r for r in lines if r.marker is None or r.marker.evaluate({"extra": ""})]
 
 
 def packages(_: str) -> Finding:
-    """Whether the installed packages satisfy the project's requirements."""
-    from packaging.requirements import Requirement
+    """Whether Python and the installed packages satisfy the project's requirements."""
+    from packaging.specifiers import SpecifierSet
 
-    advice = "pip install -e . in the checkout"
+    python, advice = (
+        platform.python_version(),
+        "run make setup, or pip install -e . in the checkout",
+    )
     try:
-        lines = importlib.metadata.requires("ponente") or []
+        required = requirements()
+        pythons = importlib.metadata.metadata("ponente")["Requires-Python"]
     except importlib.metadata.PackageNotFoundError:
         found = f"ponente is not installed in {sys.prefix}, so its requirements are unknown"
         return Finding("packages", "warn", found, advice)
-    wrong, checked = [], 0
-    for requirement in map(Requirement, lines):
-        # Extras are optional.
-        if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
-            checked += 1
-            try:
-                version = importlib.metadata.version(requirement.name)
-            except importlib.metadata.PackageNotFoundError:
-                wrong.append(f"{requirement.name} is missing ({requirement.specifier})")
-                continue
-            if not requirement.specifier.contains(version, prereleases=True):
-                wrong.append(f"{requirement.name} {version} is not {requirement.specifier}")
-    found = "; ".join(wrong) or f"{checked} packages as required"
-    return Finding("packages", "fail" if wrong else "ok", found, advice)
-
-
-def accelerators() -> list[str]:
-    """Accelerators that the operating system lists as devices."""
-    return [name for pattern, name in _DEVICES.items() for _ in glob.glob(pattern)]
+    wrong = [] if python in SpecifierSet(pythons) else [f"Python {python} is not {pythons}"]
+    for requirement in required:
+        try:
+            version = importlib.metadata.version(requirement.name)
+        except importlib.metadata.PackageNotFoundError:
+            wrong.append(f"{requirement.name} is missing ({requirement.specifier})")
+            continue
+        if not requirement.specifier.contains(version, prereleases=True):
+            wrong.append(f"{requirement.name} {version} is not {requirement.specifier}")
+    found = "; ".join(wrong) or f"Python {python}, {len(required)} packages as required"
+    return Finding("packages", "fail" if wrong else "ok", f"{found}, in {sys.prefix}", advice)
 
 
 def devices(_: str) -> Finding:
     """The devices that jax uses, and whether it misses an accelerator of this machine."""
-    visible, platforms = accelerators(), os.environ.get("JAX_PLATFORMS", "")
+    visible = [name for pattern, name in _DEVICES.items() for _ in glob.glob(pattern)]
     shown = ", ".join(f"{visible.count(name)} x {name}" for name in dict.fromkeys(visible))
+    platforms = os.environ.get("JAX_PLATFORMS", "")
     try:
-        done = _run(_ASK_JAX, DEVICE_SECONDS)
+        done = _run(_ASK_JAX, _DEVICE_SECONDS)
     except subprocess.TimeoutExpired:
-        found = f"jax did not list its devices in {DEVICE_SECONDS:g} s; the system has: {shown}"
+        found = f"jax did not list its devices in {_DEVICE_SECONDS:g} s; the system has: {shown}"
         advice = "another process may hold the TPU, or jax waits for other hosts of its slice"
         return Finding("devices", "warn", found, advice)
     answer = next((x for x in done.stdout.splitlines() if x.startswith("DEVICES ")), None)
@@ -131,28 +126,19 @@ def judge_devices(listed: dict[str, Any], shown: str, platforms: str) -> Finding
     if listed["memory"]:
         found += f", {listed['memory'] / 2**30:.1f} GiB each"
     if listed["platform"] != "cpu":
-        return _judge_chip(listed["kind"], listed["count"], found)
+        peak = peak_flops(listed["kind"])
+        if chip_of(listed["kind"]) is None or peak is None:
+            advice = (
+                "runs work, but MFU is not shown and memory is not planned. Add it to the table"
+            )
+            return Finding("devices", "warn", f"{found}; not in pipeline/accelerators.py", advice)
+        return Finding("devices", "ok", f"{found}, {peak / 1e12:,.0f} TFLOP/s each")
     if not shown:
         return Finding("devices", "ok", found)
     advice = "install jax's plugin: pip install -e '.[tpu]', or pip install 'jax[cuda13]'"
     if platforms:
         advice = f"JAX_PLATFORMS={platforms} leaves it out; unset it to use it"
     return Finding("devices", "warn", f"{found}; JAX does not see: {shown}", advice)
-
-
-def _judge_chip(kind: str, count: int, found: str) -> Finding:
-    """The finding on an accelerator from the tables of chips and prices."""
-    chip, peak = chip_of(kind), peak_flops(kind)
-    if chip is None or peak is None:
-        advice = "runs work, but MFU is not shown and memory is not planned. Add it to the table"
-        return Finding("devices", "warn", f"{found}; not in pipeline/accelerators.py", advice)
-    found += f", {peak / 1e12:,.0f} TFLOP/s each"
-    try:
-        price = price_of(chip.name)
-    except InputError as error:
-        return Finding("devices", "warn", found, str(error))
-    cost = price.of(count) if price is not None else ""
-    return Finding("devices", "ok", f"{found}; an hour costs {cost}" if cost else found)
 
 
 def store(prefix: str) -> Finding:
@@ -166,7 +152,7 @@ def store(prefix: str) -> Finding:
         return Finding("store", "fail", str(error))
     except Exception as error:  # noqa: BLE001 - any library may be behind a URL
         advice = "check the network and the login, or give a --prefix that this user may write to"
-        return Finding("store", "fail", f"{prefix}: {describe(error)}", advice)
+        return Finding("store", "fail", f"{prefix}: {_describe(error)}", advice)
     finally:
         for path in missing:
             with contextlib.suppress(OSError):
@@ -208,9 +194,9 @@ def ray(_: str) -> Finding:
         return Finding("ray", "fail", other, advice)
     advice = "pip install -e . in the checkout; --executor inline runs without Ray"
     try:
-        done = _run("import ray; print(ray.__version__)", RAY_SECONDS)
+        done = _run("import ray; print(ray.__version__)", _RAY_SECONDS)
     except subprocess.TimeoutExpired:
-        return Finding("ray", "fail", f"does not import in {RAY_SECONDS:g} s", advice)
+        return Finding("ray", "fail", f"does not import in {_RAY_SECONDS:g} s", advice)
     if done.returncode:
         return Finding("ray", "fail", f"does not import: {_last_line(done)}", advice)
     found, address = done.stdout.split()[-1], os.environ.get("RAY_ADDRESS", "")
@@ -223,31 +209,12 @@ def ray(_: str) -> Finding:
         socket.create_connection((host, number), timeout=_CONNECT_SECONDS).close()
     except (OSError, ValueError, OverflowError) as error:
         advice = "start the cluster, open its port, or unset RAY_ADDRESS (host:6379, ray://host)"
-        return Finding("ray", "fail", f"{found}, RAY_ADDRESS={address}: {describe(error)}", advice)
+        return Finding("ray", "fail", f"{found}, RAY_ADDRESS={address}: {_describe(error)}", advice)
     return Finding("ray", "ok", f"{found}, RAY_ADDRESS={address} accepts connections")
 
 
-def hub(_: str) -> Finding:
-    """Whether the hub answers, unless the user chose to stay offline."""
-    endpoint = os.environ.get("HF_ENDPOINT", "").rstrip("/") or "https://huggingface.co"
-    for name in _OFFLINE:
-        if os.environ.get(name, "").upper() in ("1", "ON", "YES", "TRUE"):
-            return Finding("hub", "ok", f"skipped: {name} is set, only cached files are used")
-    start = time.perf_counter()
-    try:
-        request = urllib.request.Request(endpoint, method="HEAD")
-        with urllib.request.urlopen(request, timeout=_HUB_SECONDS) as answer:
-            problem = f"HTTP status {answer.status}" if answer.status >= 500 else ""
-    except urllib.error.HTTPError as error:
-        # The hub answered: only server errors and 407, a proxy's login, are problems.
-        problem = f"HTTP status {error.code}" if error.code >= 500 or error.code == 407 else ""
-        error.close()
-    except (OSError, ValueError) as error:
-        problem = describe(error)
-    if not problem:
-        return Finding("hub", "ok", f"{endpoint}, {(time.perf_counter() - start) * 1e3:.0f} ms")
-    advice = "set HF_ENDPOINT or https_proxy, or HF_HUB_OFFLINE=1; python-docs:// needs no hub"
-    return Finding("hub", "warn", f"{endpoint}: {problem}", advice)
+def _describe(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
 
 def _run(code: str, seconds: float) -> subprocess.CompletedProcess[str]:
@@ -261,3 +228,69 @@ def _run(code: str, seconds: float) -> subprocess.CompletedProcess[str]:
 def _last_line(done: subprocess.CompletedProcess[str]) -> str:
     text = done.stderr.strip() or done.stdout.strip() or f"exit status {done.returncode}"
     return text.splitlines()[-1]
+
+
+Check = Callable[[str], Finding]
+CHECKS: dict[str, tuple[Check, float]] = {
+    "packages": (packages, 30.0),
+    "devices": (devices, _DEVICE_SECONDS + 10),
+    "store": (store, 20.0),
+    "ray": (ray, _RAY_SECONDS + 10),
+}
+"""Name -> (function of the store's prefix, seconds it may take)."""
+
+
+def examine(prefix: str, chosen: dict[str, tuple[Check, float]] = CHECKS) -> list[Finding]:
+    """The finding of every check of this machine and the store at `prefix`, in order."""
+    boxes: dict[str, list[Finding]] = {name: [] for name in chosen}
+
+    def work(name: str, check: Check) -> None:
+        try:
+            boxes[name].append(check(prefix))
+        except BaseException as error:  # noqa: BLE001 - any library may be behind a check
+            boxes[name].append(Finding(name, "fail", _describe(error)))
+
+    threshold = logging.root.manager.disable
+    # Libraries log a page about an unreachable bucket, which would hide the findings.
+    logging.disable(logging.CRITICAL)
+    begin = time.monotonic()
+    try:
+        # Daemon threads: a check that never returns must not keep the process alive.
+        threads = [
+            threading.Thread(target=work, args=(n, chosen[n][0]), daemon=True) for n in chosen
+        ]
+        for thread in threads:
+            thread.start()
+        for thread, (_, seconds) in zip(threads, chosen.values(), strict=True):
+            thread.join(max(0.0, begin + seconds - time.monotonic()))
+    finally:
+        logging.disable(threshold)
+    advice = "check the network, the mount or the device that it uses"
+    return [
+        Finding(f.name, f.status, clean(f.found), clean(f.advice))
+        for name, box in boxes.items()
+        for f in box or [Finding(name, "fail", f"no answer in {chosen[name][1]:g} s", advice)]
+    ]
+
+
+def clean(text: str) -> str:
+    """`text` on one line, with credentials of URLs, headers and variables replaced by ***."""
+    for name, value in os.environ.items():
+        if is_secret_name(name) and len(value) >= 8 and not os.path.exists(value):
+            text = text.replace(value, "***")
+    text = re.sub(r"://[^/@\s]*@", "://***@", text)
+    text = re.sub(r"(?i)\b(bearer|basic)\s+[\w.~+/=-]{8,}", r"\1 ***", text)
+    return " ".join(text.split())
+
+
+def lines(findings: Sequence[Finding]) -> list[str]:
+    """A line per finding, advice below it, and a summary."""
+    width = max((len(finding.name) for finding in findings), default=0)
+    shown = []
+    for finding in findings:
+        shown.append(f"{finding.status:<4}  {finding.name:<{width}}  {finding.found}")
+        if finding.status != "ok" and finding.advice:
+            shown.append(" " * (width + 8) + finding.advice)
+    failed, warned = (sum(f.status == status for f in findings) for status in ("fail", "warn"))
+    good = "nothing to do" if not failed + warned else f"{failed} failed, {warned} warnings"
+    return [*shown, f"{len(findings)} checks: {good}"]

@@ -1,0 +1,198 @@
+"""The head's view of its hosts: the nodes of its Ray, and one Ray task on each."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from pipeline.errors import InputError
+from pipeline.launch.host import LABEL, differences, software
+from pipeline.launch.ray_node import ENDED
+
+_LOOK_SECONDS = 1.0
+_TASK_SECONDS = 60.0  # a worker starts on a machine that may just have booted
+_END_SECONDS = 20.0
+
+
+@contextlib.contextmanager
+def connected(head: tuple[str, int], access: Mapping[str, str]) -> Iterator[None]:
+    """While the block runs, this process is a driver of the cluster."""
+    os.environ.update(access)
+    import ray
+
+    handler = signal.getsignal(signal.SIGTERM)  # Ray sets its own
+    ray.init(f"{head[0]}:{head[1]}", log_to_driver=False, logging_level=logging.ERROR)
+    signal.signal(signal.SIGTERM, handler)
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def alive() -> dict[str, tuple[int, str]]:
+    """The cluster's nodes that are hosts: (number, machine) by Ray's id."""
+    import ray
+
+    return {
+        node["NodeID"]: (int(node["Labels"][LABEL]), node["NodeManagerHostname"])
+        for node in ray.nodes()
+        if node["Alive"] and LABEL in node["Labels"]
+    }
+
+
+def on_each(
+    nodes: Iterable[str], seconds: float, function: Callable[..., Any], *given: Any
+) -> Iterator[tuple[str, Any]]:
+    """Run a function as a Ray task on each node; (node, result or what was raised), as they come.
+
+    Nodes that are lost, or do not answer within `seconds`, are left out.
+    """
+    import ray
+    from ray.exceptions import RayError, RayTaskError
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    task: Any = ray.remote(num_cpus=0, max_retries=0)(function)
+    running = {
+        task.options(scheduling_strategy=NodeAffinitySchedulingStrategy(n, soft=False)).remote(
+            *given
+        ): n
+        for n in nodes
+    }
+    deadline = time.monotonic() + seconds
+    while running:
+        ready, _ = ray.wait(list(running), timeout=max(0.0, deadline - time.monotonic()))
+        if not ready:
+            return
+        node = running.pop(ready[0])
+        try:
+            yield node, ray.get(ready[0])
+        except RayTaskError as error:  # such as a module that this host lacks
+            yield node, error
+        except RayError:
+            continue
+
+
+def leave(status: int) -> None:
+    """Tell the `join` of the host that this runs on that the run has ended."""
+    Path(os.environ[ENDED]).write_text(str(status))
+
+
+class Hosts:
+    """The hosts that have to join and to stay, by number.
+
+    Args:
+        count: how many.
+        tell: prints a line about a host.
+        alive: lists the nodes that are there (see `alive`).
+        on_each: calls a function on nodes (see `on_each`).
+        clock: seconds.
+    """
+
+    def __init__(
+        self,
+        count: int,
+        tell: Callable[[str], None],
+        alive: Callable[[], dict[str, tuple[int, str]]] = alive,
+        on_each: Callable[..., Iterable[tuple[str, Any]]] = on_each,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._count, self._tell, self._clock = count, tell, clock
+        self._alive, self._on_each = alive, on_each
+        self._software = software()[0]
+        self._nodes: dict[str, tuple[int, str]] = {}  # of the same software, alive
+        self._seen = [0.0] * count
+        self._since = 0.0  # when the first host was seen after none was
+
+    def look(self) -> set[int]:
+        """The numbers of the hosts that are there; new ones are compared with the head.
+
+        Raises:
+            InputError: a host's software or clock differs, or its number is none of these.
+        """
+        found = self._alive()
+        nodes = {node: about for node, about in found.items() if node in self._nodes}
+        for node, answer in self._on_each(found.keys() - nodes.keys(), _TASK_SECONDS, software):
+            number, machine = found[node]
+            name = f"host {number} of {self._count}"
+            if isinstance(answer, BaseException):
+                wrong = [" ".join(str(answer).split())[-400:]]
+            else:
+                packages, clock = answer
+                wrong = differences(packages, self._software, clock - time.time())
+            if not 0 <= number < self._count:
+                wrong.append(f"expected a number from 0 to {self._count - 1}")
+            if wrong:
+                raise InputError(f"{name} ({machine}) cannot join: {'; '.join(wrong)}")
+            self._tell(f"{name} joined: {machine}")
+            nodes[node] = found[node]
+        if nodes and not self._nodes:
+            self._since = self._clock()
+        self._nodes = nodes
+        numbers = {number for number, _ in nodes.values()}
+        for number in numbers:
+            self._seen[number] = self._clock()
+        return numbers
+
+    def wait(self, seconds: float, first: float, check: Callable[[], None]) -> None:
+        """Return once every host has joined.
+
+        Args:
+            seconds: the deadline, from when the first host is there.
+            first: the deadline of the first host.
+            check: raises if waiting is of no use.
+
+        Raises:
+            InputError: at a deadline, or for a host that cannot join.
+        """
+        begun, joined = self._clock(), 0.0
+        while True:
+            check()
+            if len(there := self.look()) == self._count:
+                return
+            joined = joined or self._since
+            if not joined and self._clock() >= begun + first:
+                raise InputError(f"join: none of {self._count} hosts within {first:.0f} s")
+            if joined and self._clock() >= joined + seconds:
+                missing = ", ".join(str(n) for n in range(self._count) if n not in there)
+                raise InputError(
+                    f"join: {len(there)} of {self._count} hosts within {seconds:.0f} s of the "
+                    f"first; missing: {missing}{self._twice()}"
+                )
+            time.sleep(_LOOK_SECONDS)
+
+    def _twice(self) -> str:
+        """The machines that have one number, for a message."""
+        machines = defaultdict(set)
+        for number, machine in self._nodes.values():
+            machines[number].add(machine)
+        twice = {n: " and ".join(sorted(each)) for n, each in machines.items() if len(each) > 1}
+        return "".join(f"; host {n} is both {each}" for n, each in sorted(twice.items()))
+
+    def problem(self, seconds: float) -> str:
+        """Why the run has to be stopped: a host that differs, or is missed; empty if nothing.
+
+        Machines that wait for others for longer than `seconds` are billed; where no host is left,
+        nothing is.
+        """
+        try:
+            there = self.look()
+        except InputError as error:
+            return str(error)
+        before = self._clock() - seconds
+        late = [str(n) for n, seen in enumerate(self._seen) if max(self._since, seen) < before]
+        if not there or not late:
+            return ""
+        return f"lost hosts did not return in {seconds:.0f} s: {', '.join(late)}"
+
+    def end(self, status: int) -> None:
+        """Tell every host that the run has ended; one that is not told loses its Ray soon."""
+        with contextlib.suppress(Exception):
+            for _ in self._on_each(self._nodes, _END_SECONDS, leave, status):
+                pass
