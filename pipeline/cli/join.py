@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from itertools import pairwise
 from typing import Any
 
 from pipeline.cli.context import say
@@ -27,12 +28,13 @@ def run(arguments: list[str]) -> int:
     """Join, stay until the run has ended, and return its exit status."""
     refuse_secrets(arguments)
     end = arguments.index("--") if "--" in arguments else len(arguments)
-    given = _parser().parse_args(arguments[:end])
+    given, command = _parser().parse_args(arguments[:end]), arguments[end + 1 :]
     from pipeline.graph.hardware import pod
-    from pipeline.launch.host import find
-    from pipeline.launch.join import LOST, SECRET, Joining, join, shared_secret
+    from pipeline.launch import google, join
+    from pipeline.launch.host import check_chips, find
+    from pipeline.store.bucket import bucket_warnings
 
-    only_head = given.role == "head"
+    head, only_head = _address(given.head), given.role == "head"
     if only_head and not given.hardware:
         raise UsageError("join: --role head needs --hardware, whose hosts it waits for")
     place = (given.hardware, given.worker_id, given.name, given.slice_id)
@@ -41,24 +43,26 @@ def run(arguments: list[str]) -> int:
     if hardware.kind not in ("tpu", "gpu"):
         raise InputError(f"join: expected a TPU slice or hosts with GPUs, got {hardware.name!r}")
     try:
-        secret = shared_secret(given.shared) if given.shared else os.environ.get(SECRET, "")
+        secret = join.shared_secret(given.shared) if given.shared else os.environ.get(join.SECRET)
     except StoreUnavailable as error:
         say(f"error: {error}", error=True)
-        return LOST
-    return join(
-        Joining(
-            head=_address(given.head),
-            role=given.role,
-            hosts=hardware.processes,
-            host=host,
-            wait=given.wait,
-            queue=given.wait if given.queue is None else given.queue,
-            imitate=given.imitate,
-            secret=secret,
-            run=tuple(arguments[end + 1 :]),
-            tell=say,
-        )
-    )
+        return join.LOST
+    # Always set: by default a file in the user's home decides whether a new cluster requires a
+    # token, and hosts could differ.
+    os.environ["RAY_AUTH_MODE"] = "token" if secret else os.environ.get("RAY_AUTH_MODE", "disabled")
+    os.environ |= {join.SECRET: secret} if secret else {}
+    if host is not None and not given.imitate:
+        check_chips(host)
+    more: dict[str, Any] = {"wait": given.wait, "imitate": given.imitate, "tell": say}
+    if host is not None and (given.role == "host" or not join.is_here(head[0])):
+        return join.follow(head, host, **more)
+    if not secret:
+        say("warning: anyone who reaches this cluster's ports can run code; give --shared")
+    store = next((value for flag, value in pairwise(command) if flag == "--prefix"), "")
+    for warning in bucket_warnings(store, google.region()):
+        say(f"warning: {warning}")
+    queue = given.wait if given.queue is None else given.queue
+    return join.lead(head, host, hardware.processes, run=command, queue=queue, **more)
 
 
 def _address(text: str) -> tuple[str, int]:
@@ -77,39 +81,21 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
 
-    def add(name: str, help: str, default: Any = "", **more: Any) -> None:
-        parser.add_argument(name, help=help, default=default, **more)
+    def add(name: str, metavar: str | None, help: str, default: Any = "", **more: Any) -> None:
+        parser.add_argument(name, metavar=metavar, help=help, default=default, **more)
 
-    add("head", f"the head's name or address; port {_PORT} if none is given")
-    add("--hardware", "all hosts, such as v6e-16 or 2xv6e-16", metavar="NAME")
-    add("--worker-id", "number of this host in its slice, from 0", metavar="N")
-    add("--slice-id", "number of its slice, from 0, if there are several", metavar="N")
-    add("--name", "name of the hardware, the same on all hosts")
-    add(
-        "--role",
-        "head: outside the slice; auto: a host, and also the head if HEAD is this machine",
-        default="auto",
-        choices=("auto", "head", "host"),
-    )
-    add(
-        "--wait",
-        "how long to wait for the head, or as the head for hosts while others are there (20m)",
-        type=seconds,
-        default=1200.0,
-        metavar="TIME",
-    )
-    add(
-        "--queue",
-        "how long to wait as the head for the first host, as while chips are requested; else as "
-        "--wait",
-        type=seconds,
-        default=None,
-        metavar="TIME",
-    )
-    add(
-        "--shared",
-        "object that only these hosts can read; the first writes the cluster's secret to it",
-        metavar="URL",
-    )
+    add("head", None, f"the head's name or address; port {_PORT} if none is given")
+    add("--hardware", "NAME", "all hosts, such as v6e-16 or 2xv6e-16")
+    add("--worker-id", "N", "number of this host in its slice, from 0")
+    add("--slice-id", "N", "number of its slice, from 0, if there are several")
+    add("--name", None, "name of the hardware, the same on all hosts")
+    roles = "head: outside the slice; auto: a host, and also the head if HEAD is this machine"
+    add("--role", None, roles, "auto", choices=("auto", "head", "host"))
+    wait = "how long to wait for the head, or as the head for hosts while others are there (20m)"
+    add("--wait", "TIME", wait, 1200.0, type=seconds)
+    queue = "how long to wait as the head for the first host, as for chips; else as --wait"
+    add("--queue", "TIME", queue, None, type=seconds)
+    shared = "object that only these hosts can read; the first writes the cluster's secret to it"
+    add("--shared", "URL", shared)
     parser.add_argument("--imitate", action="store_true", help="imitate the chips on CPUs")
     return parser

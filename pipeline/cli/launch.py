@@ -39,9 +39,9 @@ def launch(context: Context) -> int:
     if chosen.on == LOCAL:
         return _local(context, hardware, name)
     command, files = _run_command(context), shipped.listed()
-    if (file := command[2].partition(":")[0]) not in files:
+    if (script := command[2].partition(":")[0]) not in files:
         raise InputError(
-            f"launch: git ignores {file}, so hosts would not get it; git add -f {file}"
+            f"launch: git ignores {script}, so hosts would not get it; git add -f {script}"
         )
     job = Job(
         name=name,
@@ -57,15 +57,17 @@ def launch(context: Context) -> int:
     for warning in bucket_warnings(job.prefix, job.region):
         say(f"warning: {warning}", error=True)
     if not chosen.go:
-        _print(made)
+        for file, text in made.files.items():
+            say(f"==> {FOLDER}/{file}\n{text}")
+        say("\n".join(["==> commands, which --go runs", *made.commands, _later(made)]))
         say(f"==> {FOLDER}/{job.packed}: {len(files)} files that git would send, and their commit")
         return 0
     for program in made.needs:
         if shutil.which(program) is None:
             raise InputError(f"launch: {program} is not installed here, and --go calls it")
     os.makedirs(FOLDER, exist_ok=True)
-    for name, text in made.files.items():
-        Path(FOLDER, name).write_text(text)
+    for file, text in made.files.items():
+        Path(FOLDER, file).write_text(text)
     shipped.pack(os.path.join(FOLDER, job.packed), files, made.files)
     return _call(made)
 
@@ -113,30 +115,17 @@ def _local(context: Context, hardware: Hardware, name: str) -> int:
     return run_local(hardware, name, command)
 
 
-def _print(made: Provisioning) -> None:
-    for name, text in made.files.items():
-        say(f"==> {FOLDER}/{name}")
-        say(text)
-    say("==> commands, which --go runs")
-    for line in made.commands:
-        say(line)
-    _later(made)
-
-
-def _later(made: Provisioning) -> None:
-    say("==> later")
-    say("# ends everything early; at the end of the run it is deleted without you:")
-    for line in (*made.undo, *made.after):
-        say(line)
+def _later(made: Provisioning) -> str:
+    early = "# ends everything early; at the end of the run it is deleted without you:"
+    return "\n".join(["==> later", early, *made.undo, *made.after])
 
 
 def _call(made: Provisioning) -> int:
+    undo = "; ".join(made.undo)
     for line in made.commands:
         say(f"$ {line}")
-        last = line == made.commands[-1]
         left = "nothing was made that costs money"
-        if last:
-            undo = "; ".join(made.undo)
+        if line == made.commands[-1]:
             left = f"this ends what it made, and any earlier launch of this name: {undo}"
         try:
             done = subprocess.run(["bash", "-euo", "pipefail", "-c", line])
@@ -144,7 +133,7 @@ def _call(made: Provisioning) -> int:
             say(f"launch: interrupted; {left}", error=True)
             raise
         if done.returncode:
-            program = line.split(" ", 1)[0]
+            program = line.partition(" ")[0]
             raise InputError(f"launch: {program} ended with status {done.returncode}; {left}")
-    _later(made)
+    say(_later(made))
     return 0

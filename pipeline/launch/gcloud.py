@@ -19,11 +19,7 @@ _NAMES = '--format="value(name.basename())"'
 
 
 def group(job: Job) -> Provisioning:
-    """A managed instance group with a workload policy.
-
-    Raises:
-        InputError: for a generation that Compute Engine does not have, or several slices.
-    """
+    """A managed instance group with a workload policy; one slice of v5p or v6e."""
     need_one_slice(job.hardware, "gcloud")
     hardware, name, zone, region = job.hardware, job.name, job.need_zone(), job.region
     if not _names(job, "gcloud").grouped:

@@ -47,7 +47,6 @@ GOOGLE = {
 
 
 def machine_type(hardware: Hardware) -> str:
-    """The machine type of one host of a slice."""
     return GOOGLE[hardware.generation].machine.format(hardware.devices_per_process)
 
 
@@ -57,7 +56,6 @@ def accelerator_type(hardware: Hardware) -> str:
 
 
 def need_one_slice(hardware: Hardware, tool: str) -> None:
-    """Raise `InputError` for several slices: this tool makes only one."""
     if hardware.slices > 1:
         raise InputError(
             f"--on {tool}: makes one slice, {hardware.name} is {hardware.slices}; use --on queued "

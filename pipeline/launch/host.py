@@ -54,8 +54,7 @@ class Host:
         return f"host {self.index} of {self.hardware.processes} of {self.hardware.name}"
 
     @property
-    def index(self) -> int:
-        """Number of this host in the hardware, from 0."""
+    def index(self) -> int:  # in the hardware, from 0
         return self.slice_id * self.hardware.hosts_per_slice + self.worker
 
     @property
@@ -153,11 +152,7 @@ def _number(fact: str, facts: Mapping[str, str], count: int, wanted: Hardware) -
 
 
 def check_chips(host: Host, devices: str = "/dev", seconds: float = 60.0) -> None:
-    """Return once this machine shows the chips of a host of the slice, as soon after a boot.
-
-    Raises:
-        InputError: it shows another number after `seconds`.
-    """
+    """Return once this machine shows its chips; `InputError` if not within `seconds` of a boot."""
     patterns, deadline = _DEVICES[host.hardware.kind], time.monotonic() + seconds
     while True:
         seen = max(len(glob.glob(os.path.join(devices, pattern))) for pattern in patterns)

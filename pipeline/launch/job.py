@@ -56,8 +56,7 @@ class Job:
             )
 
     @property
-    def folder(self) -> str:
-        """The folder of this launch in the store."""
+    def folder(self) -> str:  # in the store
         return f"{self.prefix}/launch/{self.name}"
 
     @property
@@ -66,17 +65,14 @@ class Job:
         return f"{self.folder}/code-{self.code}.tar.gz"
 
     @property
-    def packed(self) -> str:
-        """The name in `FOLDER` of the file with the code."""
+    def packed(self) -> str:  # the code's file in `FOLDER`
         return f"{self.name}.code.tar.gz"
 
     @property
     def region(self) -> str:
-        """Region of the zone."""
         return self.zone.rpartition("-")[0]
 
     def need_zone(self) -> str:
-        """The zone. Raises `InputError` if none was given."""
         if not self.zone:
             raise InputError("launch: give --zone, such as us-east5-b; capacity differs by zone")
         return self.zone
@@ -136,11 +132,7 @@ def job_name(experiment: str, preset: str) -> str:
 
 
 def hardware_of(targets: list[Node]) -> Hardware:
-    """The one pod or kind of GPU host that the steps of a graph request.
-
-    Raises:
-        InputError: when they request none or several.
-    """
+    """The pod or kind of GPU host that steps request; `InputError` for none or several."""
     found = {
         value
         for node in topological(targets)

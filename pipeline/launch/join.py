@@ -17,69 +17,21 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from itertools import pairwise
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import psutil
 
 from pipeline.errors import InputError, WorkerLost
-from pipeline.launch import google, nodes
-from pipeline.launch.host import Host, check_chips
-from pipeline.launch.nodes import Hosts
+from pipeline.launch.host import Host
+from pipeline.launch.nodes import Hosts, connected
 from pipeline.launch.ray_node import RayNode
 from pipeline.store import storage
-from pipeline.store.bucket import bucket_warnings
 
 LOST = 75  # exit status of a host that lost its Ray or the head; its supervisor restarts it
 SECRET = "RAY_AUTH_TOKEN"  # the variable from which Ray reads the secret
 _POLL_SECONDS = 1.0
 _RAY_SECONDS = 120.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Joining:
-    """The arguments of `join`.
-
-    Attributes:
-        head: address and port of the head's Ray.
-        role: "head" (outside the slice), "host", or "auto": both where `head` is this machine.
-        hosts: number of hosts.
-        host: this host; None for a head outside the slice.
-        wait: seconds to wait for the head, or as the head for hosts while others are there.
-        queue: seconds to wait as the head for the first host.
-        imitate: imitate the chips on CPUs.
-        secret: the cluster's secret, also Ray's token; empty for none.
-        run: the command that the head runs once all have joined; empty to wait for a signal.
-        tell: prints a line for the user.
-    """
-
-    head: tuple[str, int]
-    role: str
-    hosts: int
-    host: Host | None
-    wait: float
-    queue: float
-    imitate: bool
-    secret: str
-    run: tuple[str, ...]
-    tell: Callable[[str], None]
-
-    @property
-    def access(self) -> dict[str, str]:
-        """The environment of every process that connects to this cluster's Ray.
-
-        It always sets the mode: by default a file in the user's home decides whether a new cluster
-        requires a token, and hosts could differ.
-        """
-        if self.secret:
-            return {"RAY_AUTH_MODE": "token", SECRET: self.secret}
-        return {"RAY_AUTH_MODE": os.environ.get("RAY_AUTH_MODE", "disabled")}
-
-    def node(self, *, first: bool) -> RayNode:
-        """Start Ray on this host."""
-        return RayNode(self.head, self.host, self.access, first=first, imitate=self.imitate)
 
 
 def shared_secret(url: str) -> str:
@@ -89,43 +41,73 @@ def shared_secret(url: str) -> str:
     return storage.read_bytes(url).decode()
 
 
-def join(joining: Joining) -> int:
-    """Join, stay until the run has ended, and return its exit status, or `LOST`."""
-    if joining.host is not None and not joining.imitate:
-        check_chips(joining.host)
-    if joining.role == "head" or (joining.role == "auto" and is_here(joining.head[0])):
-        # Ray's head needs the address at which other hosts reach it.
-        address = socket.gethostbyname(joining.head[0])
-        return _lead(replace(joining, head=(address, joining.head[1])))
-    reach(joining.head, joining.wait)
-    try:
-        with _terminable(), joining.node(first=False) as node:
-            joining.tell(f"{joining.host}: Ray starts; head {joining.head[0]}:{joining.head[1]}")
-            while (status := node.ended()) is None:
-                node.check()
-                time.sleep(_POLL_SECONDS)
-            return status
-    except WorkerLost as error:
-        joining.tell(f"error: {error}")
-        return LOST
-
-
 def is_here(address: str) -> bool:
     """Whether a host name or address is this machine's. Raises `InputError` for an unknown name."""
     try:
         found = {str(info[4][0]) for info in socket.getaddrinfo(address, None)}
     except OSError as error:
         raise InputError(f"join: cannot resolve the host {address!r} ({error})") from error
-    own = {a.address for each in psutil.net_if_addrs().values() for a in each}
-    return bool(found & own)
+    return bool(found & {a.address for each in psutil.net_if_addrs().values() for a in each})
 
 
-def reach(head: tuple[str, int], seconds: float, check: Callable[[], None] = lambda: None) -> None:
-    """Return once the head's Ray accepts connections: hosts that connect earlier give up.
+def follow(
+    head: tuple[str, int], host: Host, *, wait: float, imitate: bool, tell: Callable[[str], None]
+) -> int:
+    """Join the head's Ray, stay until the run has ended, and return its exit status, or `LOST`."""
+    _reach(head, wait)
+    try:
+        with _terminable(), RayNode(head, host, first=False, imitate=imitate) as node:
+            tell(f"{host}: Ray starts; the head is {head[0]}:{head[1]}")
+            while (status := node.ended()) is None:
+                node.check()
+                time.sleep(_POLL_SECONDS)
+            return status
+    except WorkerLost as error:
+        tell(f"error: {error}")
+        return LOST
 
-    Raises:
-        InputError: when it does not within `seconds`.
+
+def lead(
+    head: tuple[str, int],
+    host: Host | None,
+    count: int,
+    *,
+    run: Sequence[str],
+    wait: float,
+    queue: float,
+    imitate: bool,
+    tell: Callable[[str], None],
+) -> int:
+    """Start the head's Ray, run a command once all hosts have joined; return its exit status.
+
+    Args:
+        head: address and port of this Ray.
+        host: this host; None for a head outside the slice.
+        count: number of hosts.
+        run: the command; empty to wait for a signal.
+        wait: seconds to wait for hosts while others are there.
+        queue: seconds to wait for the first host.
+        imitate: imitate the chips on CPUs.
+        tell: prints a line for the user.
     """
+    # Ray's head needs the address at which other hosts reach it.
+    head, status = (socket.gethostbyname(head[0]), head[1]), 1
+    with _terminable(), RayNode(head, host, first=True, imitate=imitate) as node:
+        _reach(head, _RAY_SECONDS, node.check)
+        with connected(head):
+            hosts = Hosts(count, tell)
+            try:
+                hosts.wait(wait, queue, node.check)
+                tell(f"all {count} hosts joined")
+                os.environ["RAY_ADDRESS"] = f"{head[0]}:{head[1]}"
+                status = _run(run, hosts, wait, tell)
+            finally:
+                hosts.end(status)
+    return status
+
+
+def _reach(head: tuple[str, int], seconds: float, check: Callable[[], None] = lambda: None) -> None:
+    """Return once the head's Ray accepts connections: hosts that connect earlier give up."""
     deadline = time.monotonic() + seconds
     while True:
         check()
@@ -141,49 +123,27 @@ def reach(head: tuple[str, int], seconds: float, check: Callable[[], None] = lam
             time.sleep(_POLL_SECONDS)
 
 
-def _lead(joining: Joining) -> int:
-    if not joining.secret:
-        joining.tell("warning: anyone who reaches this cluster's ports can run code; give --shared")
-    store = next((b for a, b in pairwise(joining.run) if a == "--prefix"), "")
-    for warning in bucket_warnings(store, google.region()):
-        joining.tell(f"warning: {warning}")
-    status = 1
-    with _terminable(), joining.node(first=True) as node:
-        reach(joining.head, _RAY_SECONDS, node.check)
-        with nodes.connected(joining.head, joining.access):
-            hosts = Hosts(joining.hosts, joining.tell)
-            try:
-                hosts.wait(joining.wait, joining.queue, node.check)
-                joining.tell(f"all {joining.hosts} hosts joined")
-                status = _run(joining, hosts)
-            finally:
-                hosts.end(status)
-    return status
-
-
-def _run(joining: Joining, hosts: Hosts) -> int:
-    """Run the command with Ray's address in its environment; return its exit status.
+def _run(run: Sequence[str], hosts: Hosts, wait: float, tell: Callable[[str], None]) -> int:
+    """Run the command; return its exit status.
 
     It is stopped, and saves, when hosts have waited for others for as long as they may, or when one
     returns with other software.
     """
-    address = f"{joining.head[0]}:{joining.head[1]}"
-    environment = {**os.environ, **joining.access, "RAY_ADDRESS": address}
-    if not joining.run:
-        joining.tell(f"RAY_ADDRESS={address}; Ctrl-C ends it")
+    if not run:
+        tell(f"RAY_ADDRESS={os.environ['RAY_ADDRESS']}; Ctrl-C ends it")
         signal.pause()
     try:
-        process = subprocess.Popen(joining.run, env=environment)
+        process = subprocess.Popen(run)
     except OSError as error:
-        raise InputError(f"join: {joining.run[0]} does not start ({error})") from error
+        raise InputError(f"join: {run[0]} does not start ({error})") from error
     stopped = False
     while True:
         try:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 status = process.wait(_POLL_SECONDS)
                 return status if status >= 0 else 128 - status
-            if not stopped and (cause := hosts.problem(joining.wait)):
-                joining.tell(f"error: {cause}")
+            if not stopped and (cause := hosts.problem(wait)):
+                tell(f"error: {cause}")
                 process.terminate()
                 stopped = True
         except _Terminated:

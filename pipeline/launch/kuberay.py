@@ -42,11 +42,7 @@ ENV PATH=/app/.venv/bin:$PATH
 
 
 def provision(job: Job) -> Provisioning:
-    """Dockerfile, RayJob and commands.
-
-    Raises:
-        InputError: without an image to push to.
-    """
+    """Dockerfile, RayJob and commands. Raises `InputError` without an image to push to."""
     if not job.image:
         raise InputError("--on kuberay: give --image REGISTRY/NAME:TAG, which is built and pushed")
     file, docker, slices = f"{job.name}.rayjob.yaml", f"{job.name}.Dockerfile", job.hardware.slices
@@ -93,10 +89,9 @@ def _node_pool(job: Job, name: str) -> str:
 
 def ray_job(job: Job) -> dict[str, Any]:
     """The RayJob in the form of a Kubernetes resource."""
-    hardware = job.hardware
     # A slice is one replica of many hosts; hosts with GPUs are replicas of their own.
-    hosts = hardware.hosts_per_slice if hardware.kind == "tpu" else 1
-    replicas = hardware.processes // hosts
+    hosts = job.hardware.hosts_per_slice if job.hardware.kind == "tpu" else 1
+    replicas = job.hardware.processes // hosts
     ports = {"gcs-server": 6379, "dashboard": 8265, "client": 10001}
     head = {
         "name": "ray-head",
@@ -106,33 +101,26 @@ def ray_job(job: Job) -> dict[str, Any]:
     }
     group = {
         "groupName": "hosts",
-        "replicas": replicas,
-        "minReplicas": replicas,
-        "maxReplicas": replicas,
+        **dict.fromkeys(("replicas", "minReplicas", "maxReplicas"), replicas),
         "numOfHosts": hosts,
         "rayStartParams": {},
         "template": {"spec": _host(job)},
     }
-    program, verb, file, *flags = job.command
-    return {
-        "apiVersion": "ray.io/v1",
-        "kind": "RayJob",
-        "metadata": {"name": job.name},
-        "spec": {
-            "entrypoint": shlex.join([program, verb, f"/app/{file}", *flags, "--cluster", "auto"]),
-            "shutdownAfterJobFinishes": True,
-            # The executor survives a lost host; after a lost head the job needs a new cluster.
-            "backoffLimit": 10 if job.spot else 2,
-            "rayClusterSpec": {
-                "rayVersion": importlib.metadata.version("ray"),
-                "headGroupSpec": {
-                    "rayStartParams": {},
-                    "template": {"spec": {"containers": [head]}},
-                },
-                "workerGroupSpecs": [group],
-            },
-        },
+    cluster = {
+        "rayVersion": importlib.metadata.version("ray"),
+        "headGroupSpec": {"rayStartParams": {}, "template": {"spec": {"containers": [head]}}},
+        "workerGroupSpecs": [group],
     }
+    program, verb, file, *flags = job.command
+    spec = {
+        "entrypoint": shlex.join([program, verb, f"/app/{file}", *flags, "--cluster", "auto"]),
+        "shutdownAfterJobFinishes": True,
+        # The executor survives a lost host; after a lost head the job needs a new cluster.
+        "backoffLimit": 10 if job.spot else 2,
+        "rayClusterSpec": cluster,
+    }
+    named = {"metadata": {"name": job.name}, "spec": spec}
+    return {"apiVersion": "ray.io/v1", "kind": "RayJob", **named}
 
 
 def _host(job: Job) -> dict[str, Any]:

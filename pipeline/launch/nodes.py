@@ -7,8 +7,7 @@ import logging
 import os
 import signal
 import time
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +21,8 @@ _END_SECONDS = 20.0
 
 
 @contextlib.contextmanager
-def connected(head: tuple[str, int], access: Mapping[str, str]) -> Iterator[None]:
+def connected(head: tuple[str, int]) -> Iterator[None]:
     """While the block runs, this process is a driver of the cluster."""
-    os.environ.update(access)
     import ray
 
     handler = signal.getsignal(signal.SIGTERM)  # Ray sets its own
@@ -56,14 +54,12 @@ def on_each(
     """
     import ray
     from ray.exceptions import RayError, RayTaskError
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy as Affinity
 
     task: Any = ray.remote(num_cpus=0, max_retries=0)(function)
     running = {
-        task.options(scheduling_strategy=NodeAffinitySchedulingStrategy(n, soft=False)).remote(
-            *given
-        ): n
-        for n in nodes
+        task.options(scheduling_strategy=Affinity(node, soft=False)).remote(*given): node
+        for node in nodes
     }
     deadline = time.monotonic() + seconds
     while running:
@@ -85,28 +81,12 @@ def leave(status: int) -> None:
 
 
 class Hosts:
-    """The hosts that have to join and to stay, by number.
+    """The hosts that have to join and to stay, by number; `tell` prints a line about one."""
 
-    Args:
-        count: how many.
-        tell: prints a line about a host.
-        alive: lists the nodes that are there (see `alive`).
-        on_each: calls a function on nodes (see `on_each`).
-        clock: seconds.
-    """
-
-    def __init__(
-        self,
-        count: int,
-        tell: Callable[[str], None],
-        alive: Callable[[], dict[str, tuple[int, str]]] = alive,
-        on_each: Callable[..., Iterable[tuple[str, Any]]] = on_each,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._count, self._tell, self._clock = count, tell, clock
-        self._alive, self._on_each = alive, on_each
+    def __init__(self, count: int, tell: Callable[[str], None]) -> None:
+        self._count, self._tell = count, tell
         self._software = software()[0]
-        self._nodes: dict[str, tuple[int, str]] = {}  # of the same software, alive
+        self._nodes: dict[str, tuple[int, str]] = {}  # those alive that have joined
         self._seen = [0.0] * count
         self._since = 0.0  # when the first host was seen after none was
 
@@ -116,28 +96,28 @@ class Hosts:
         Raises:
             InputError: a host's software or clock differs, or its number is none of these.
         """
-        found = self._alive()
+        found = alive()
         nodes = {node: about for node, about in found.items() if node in self._nodes}
-        for node, answer in self._on_each(found.keys() - nodes.keys(), _TASK_SECONDS, software):
+        for node, answer in on_each(found.keys() - nodes.keys(), _TASK_SECONDS, software):
             number, machine = found[node]
-            name = f"host {number} of {self._count}"
             if isinstance(answer, BaseException):
                 wrong = [" ".join(str(answer).split())[-400:]]
             else:
-                packages, clock = answer
-                wrong = differences(packages, self._software, clock - time.time())
+                wrong = differences(answer[0], self._software, answer[1] - time.time())
             if not 0 <= number < self._count:
                 wrong.append(f"expected a number from 0 to {self._count - 1}")
             if wrong:
-                raise InputError(f"{name} ({machine}) cannot join: {'; '.join(wrong)}")
-            self._tell(f"{name} joined: {machine}")
+                raise InputError(
+                    f"host {number} of {self._count} ({machine}) cannot join: {'; '.join(wrong)}"
+                )
+            self._tell(f"host {number} of {self._count} joined: {machine}")
             nodes[node] = found[node]
         if nodes and not self._nodes:
-            self._since = self._clock()
+            self._since = time.monotonic()
         self._nodes = nodes
         numbers = {number for number, _ in nodes.values()}
         for number in numbers:
-            self._seen[number] = self._clock()
+            self._seen[number] = time.monotonic()
         return numbers
 
     def wait(self, seconds: float, first: float, check: Callable[[], None]) -> None:
@@ -151,29 +131,22 @@ class Hosts:
         Raises:
             InputError: at a deadline, or for a host that cannot join.
         """
-        begun, joined = self._clock(), 0.0
+        begun, joined = time.monotonic(), 0.0
         while True:
             check()
             if len(there := self.look()) == self._count:
                 return
             joined = joined or self._since
-            if not joined and self._clock() >= begun + first:
+            if not joined and time.monotonic() >= begun + first:
                 raise InputError(f"join: none of {self._count} hosts within {first:.0f} s")
-            if joined and self._clock() >= joined + seconds:
+            if joined and time.monotonic() >= joined + seconds:
                 missing = ", ".join(str(n) for n in range(self._count) if n not in there)
+                machines = ", ".join(f"{n} is {name}" for n, name in sorted(self._nodes.values()))
                 raise InputError(
                     f"join: {len(there)} of {self._count} hosts within {seconds:.0f} s of the "
-                    f"first; missing: {missing}{self._twice()}"
+                    f"first; missing: {missing}; of the others, {machines}"
                 )
             time.sleep(_LOOK_SECONDS)
-
-    def _twice(self) -> str:
-        """The machines that have one number, for a message."""
-        machines = defaultdict(set)
-        for number, machine in self._nodes.values():
-            machines[number].add(machine)
-        twice = {n: " and ".join(sorted(each)) for n, each in machines.items() if len(each) > 1}
-        return "".join(f"; host {n} is both {each}" for n, each in sorted(twice.items()))
 
     def problem(self, seconds: float) -> str:
         """Why the run has to be stopped: a host that differs, or is missed; empty if nothing.
@@ -185,14 +158,13 @@ class Hosts:
             there = self.look()
         except InputError as error:
             return str(error)
-        before = self._clock() - seconds
+        before = time.monotonic() - seconds
         late = [str(n) for n, seen in enumerate(self._seen) if max(self._since, seen) < before]
-        if not there or not late:
-            return ""
-        return f"lost hosts did not return in {seconds:.0f} s: {', '.join(late)}"
+        lost = f"lost hosts did not return in {seconds:.0f} s: {', '.join(late)}"
+        return lost if there and late else ""
 
     def end(self, status: int) -> None:
         """Tell every host that the run has ended; one that is not told loses its Ray soon."""
         with contextlib.suppress(Exception):
-            for _ in self._on_each(self._nodes, _END_SECONDS, leave, status):
+            for _ in on_each(self._nodes, _END_SECONDS, leave, status):
                 pass

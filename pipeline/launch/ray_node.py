@@ -10,16 +10,14 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
 from pathlib import Path
 
 from pipeline.errors import WorkerLost
 from pipeline.execute.ray.runtime_env import STARTING
 from pipeline.launch.host import Host
 
-ENDED = "PONENTE_ENDED"  # Ray's workers on this host know by it where to write the run's status
+ENDED = "PONENTE_ENDED"  # the file to which a Ray task on this host writes the run's status
 _STOP_SECONDS = 15.0
-_IMITATION_BYTES = 80 * 2**20
 
 
 class RayNode:
@@ -30,32 +28,25 @@ class RayNode:
         host: this host of the hardware; None for a head outside it.
         first: whether this is the head.
         imitate: imitate the chips on CPUs: this is one of several hosts of one machine.
-        access: environment of every process that connects to this Ray.
     """
 
     def __init__(
-        self,
-        head: tuple[str, int],
-        host: Host | None,
-        access: Mapping[str, str],
-        *,
-        first: bool,
-        imitate: bool,
+        self, head: tuple[str, int], host: Host | None, *, first: bool, imitate: bool
     ) -> None:
         # Under /tmp: the path of a socket in it has at most 107 characters.
         self._folder = Path(tempfile.mkdtemp(prefix="ponente-", dir="/tmp"))
         self._log, self._ended = self._folder / "log", self._folder / "ended"
+        environment = {**STARTING, **os.environ, ENDED: str(self._ended)}
         words = _command(head, host, first=first)
-        environment = {**STARTING, **os.environ, **access, ENDED: str(self._ended)}
-        environment |= {} if host is None else host.variables
         if imitate:
             # Nodes of one cluster on one machine choose the same socket when they start at the same
             # time in one folder.
-            words += [f"--temp-dir={self._folder}", "--num-cpus=1"]
-            words += [f"--object-store-memory={_IMITATION_BYTES}"]
-            words += ["--min-worker-port=0", "--max-worker-port=0"]
-            words += ["--dashboard-agent-listen-port=0"]
+            words += [f"--temp-dir={self._folder}", "--num-cpus=1", "--min-worker-port=0"]
+            words += ["--max-worker-port=0", "--dashboard-agent-listen-port=0"]
+            words += [f"--object-store-memory={80 * 2**20}"]
             words += [] if first else [f"--node-ip-address={head[0]}"]
+        if host is not None:
+            environment |= host.variables
         if imitate and host is not None:
             count = f"--xla_force_host_platform_device_count={host.hardware.devices_per_process}"
             environment["JAX_PLATFORMS"] = "cpu"
@@ -74,8 +65,7 @@ class RayNode:
         return self
 
     def __exit__(self, *_: object) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            self._process.send_signal(signal.SIGTERM)
+        self._process.terminate()
         try:
             self._process.wait(_STOP_SECONDS)
         except subprocess.TimeoutExpired:
@@ -85,14 +75,14 @@ class RayNode:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def ended(self) -> int | None:
-        """The run's exit status, which the head writes to every host; None while it runs."""
+        """The run's exit status, which the head sends to every host; None while it runs."""
         text = self._ended.read_text() if self._ended.exists() else ""
         return int(text) if text else None
 
     def check(self) -> None:
         """Raise `WorkerLost` with the last lines of Ray's log if Ray has ended."""
         if self._process.poll() is not None:
-            lines = self._log.read_text(errors="replace").splitlines()
+            lines = self._log.read_text(errors="replace").split("\n")
             last = " ".join(" ".join([x for x in lines if x.strip()][-4:]).split())[-400:]
             raise WorkerLost(f"join: Ray ended on this host: {last}")
 

@@ -10,6 +10,7 @@ import hashlib
 import os
 import tarfile
 import tempfile
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
@@ -23,18 +24,13 @@ _MOST_BYTES = 200 * 2**20
 
 
 def listed(root: str = ".") -> list[str]:
-    """Paths in `root` of the files to send, sorted.
-
-    Raises:
-        InputError: git does not answer in its checkout, or the files are too large.
-    """
+    """Sorted paths in `root` of the files to send; `InputError` if git fails, or for too much."""
     found = sorted(_files(root))
-    sizes: dict[str, int] = {}
+    sizes: Counter[str] = Counter()
     for name in found:
-        top = name.partition("/")[0]
-        sizes[top] = sizes.get(top, 0) + os.lstat(os.path.join(root, name)).st_size
-    if (total := sum(sizes.values())) > _MOST_BYTES:
-        top = max(sizes, key=lambda name: sizes[name])
+        sizes[name.partition("/")[0]] += os.lstat(os.path.join(root, name)).st_size
+    if (total := sizes.total()) > _MOST_BYTES:
+        ((top, _),) = sizes.most_common(1)
         raise InputError(
             f"launch: this directory's code has {total / 2**20:,.0f} MiB, expected at most "
             f"{_MOST_BYTES / 2**20:.0f}; {top} has {sizes[top] / 2**20:,.0f} of it: move it, or "

@@ -18,9 +18,6 @@ def provision(job: Job) -> Provisioning:
 
     SkyPilot's controller restarts it when hosts are lost, and deletes its machines however it ends.
     A cluster of `sky launch`, even with --down, would stay after a failed set-up.
-
-    Raises:
-        InputError: for several slices.
     """
     need_one_slice(job.hardware, "sky")
     file = f"{job.name}.sky.yaml"
@@ -33,7 +30,6 @@ def provision(job: Job) -> Provisioning:
 
 
 def task(job: Job) -> dict[str, Any]:
-    """The task in the form of SkyPilot's file."""
     hardware = job.hardware
     made: dict[str, Any] = {"name": job.name}
     resources: dict[str, Any] = {}

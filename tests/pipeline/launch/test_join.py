@@ -8,17 +8,15 @@ import socket
 import threading
 import time
 import types
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from pipeline import pod
 from pipeline.errors import InputError
-from pipeline.launch import google, join, nodes
+from pipeline.launch import google, join, nodes, ray_node
 from pipeline.launch import host as hosts
 from pipeline.launch.host import Host
-from pipeline.launch.join import Joining
 from pipeline.launch.nodes import Hosts
 
 GKE = {
@@ -139,6 +137,7 @@ def test_ray_sees_the_hosts_of_a_slice():
     assert Host(pod("2x8xh100"), 1, "s").labels == {hosts.LABEL: "1"}
 
 
+HOST = Host(pod("v4-16"), 0, "s")
 SOFTWARE = {"code": "abc", "jax": "0.10.2", "libtpu": "0.0.40"}
 
 
@@ -175,12 +174,12 @@ class Cluster:
         self.told: list[tuple[str, Any]] = []
         self.lines: list[str] = []
         self.now = 1000.0
-        monkeypatch.setattr(nodes, "software", lambda: (SOFTWARE, time.time()))
-        clock = types.SimpleNamespace(sleep=self.sleep, time=time.time)
+        clock = types.SimpleNamespace(sleep=self.sleep, time=time.time, monotonic=lambda: self.now)
         monkeypatch.setattr(nodes, "time", clock)
-        self.hosts = Hosts(
-            count, self.lines.append, lambda: dict(self.nodes), self.on_each, lambda: self.now
-        )
+        monkeypatch.setattr(nodes, "software", lambda: (SOFTWARE, time.time()))
+        monkeypatch.setattr(nodes, "alive", lambda: dict(self.nodes))
+        monkeypatch.setattr(nodes, "on_each", self.on_each)
+        self.hosts = Hosts(count, self.lines.append)
 
     def sleep(self, seconds: float) -> None:
         """Time passes only here."""
@@ -229,7 +228,7 @@ def test_waiting_for_the_first_host_has_a_deadline_of_its_own(cluster):
 def test_two_machines_with_one_number_are_named(cluster):
     """The missing one is there, with the number of another."""
     cluster.nodes = {"a": (1, "vm-0"), "b": (1, "vm-1")}
-    with pytest.raises(InputError, match="missing: 0; host 1 is both vm-0 and vm-1"):
+    with pytest.raises(InputError, match="missing: 0; of the others, 1 is vm-0, 1 is vm-1"):
         cluster.wait(10.0, 600.0)
 
 
@@ -282,34 +281,27 @@ def test_hosts_wait_for_lost_ones_for_a_limited_time(monkeypatch):
     assert pass_time(90, 1, 2) == "0"
 
 
-def joining(port: int, tell: Callable[[str], None], **more: Any) -> Joining:
-    """The arguments of host 0 of two."""
-    place: dict[str, Any] = {"head": ("127.0.0.1", port), "role": "host", "hosts": 2}
-    place |= {"host": Host(pod("v4-16"), 0, "s"), "queue": 5.0, "imitate": True, "secret": "s"}
-    return Joining(tell=tell, **place, **more)
-
-
 def test_a_run_whose_hosts_do_not_return_is_stopped(cluster, monkeypatch):
     """By the SIGTERM after which it saves and ends; its status is the job's."""
     monkeypatch.setattr(join, "_POLL_SECONDS", 0.05)
     cluster.nodes = {"a": (0, "vm-0")}
-    arguments = joining(1, cluster.lines.append, wait=-1.0, run=("sleep", "100"))
-    assert join._run(arguments, cluster.hosts) == 128 + signal.SIGTERM
+    ended = join._run(("sleep", "100"), cluster.hosts, -1.0, cluster.lines.append)
+    assert ended == 128 + signal.SIGTERM
     assert "error: lost hosts did not return in -1 s: " in cluster.lines[-1]
 
 
 def test_a_head_that_does_not_answer_is_named():
     """At the deadline, with its address."""
     with pytest.raises(InputError, match=r"no head answers at 127.0.0.1:1 within 0 s"):
-        join.join(joining(1, print, wait=0.0, run=()))
+        join.follow(("127.0.0.1", 1), HOST, wait=0.0, imitate=True, tell=print)
 
 
 def test_a_host_whose_ray_ends_joins_again(monkeypatch):
     """By the status on which its supervisor repeats `join`; the line has Ray's last words."""
     lines: list[str] = []
+    words = ["bash", "-c", "echo another Ray; exit 1"]
+    monkeypatch.setattr(ray_node, "_command", lambda *_, **__: list(words))
     with socket.create_server(("127.0.0.1", 0)) as server:
-        words = ["bash", "-c", "echo another Ray; exit 1"]
-        monkeypatch.setattr("pipeline.launch.ray_node._command", lambda *_, **__: list(words))
-        arguments = joining(server.getsockname()[1], lines.append, wait=5.0, run=())
-        assert join.join(arguments) == join.LOST
+        head = server.getsockname()[:2]
+        assert join.follow(head, HOST, wait=5.0, imitate=True, tell=lines.append) == join.LOST
     assert lines[-1] == "error: join: Ray ended on this host: another Ray"
