@@ -80,10 +80,7 @@ def packages(_: str) -> Finding:
     """Whether Python and the installed packages satisfy the project's requirements."""
     from packaging.specifiers import SpecifierSet
 
-    python, advice = (
-        platform.python_version(),
-        "run make setup, or pip install -e . in the checkout",
-    )
+    python, advice = platform.python_version(), "run make setup, or pip install -e . here"
     try:
         required = requirements()
         pythons = importlib.metadata.metadata("ponente")["Requires-Python"]

@@ -14,7 +14,7 @@ from pipeline.errors import InputError, UsageError
 from pipeline.graph.declaration import FULL
 from pipeline.graph.hardware import Hardware
 from pipeline.launch import LOCAL, gcloud, kuberay, shipped, sky
-from pipeline.launch.job import FOLDER, Job, Provisioning, hardware_of, job_name, relative_file
+from pipeline.launch.job import FOLDER, Job, Provisioning, hardware_of, job_name
 from pipeline.store.bucket import bucket_warnings
 
 BACK_ENDS = {
@@ -78,30 +78,27 @@ def _run_command(context: Context) -> tuple[str, ...]:
     # Last, because the first word may be the program's own file.
     (reference,) = file_among((*words[1:], *words))
     path, colon, variable = reference.partition(":")
-    return ("ponente", "run", relative_file(path) + colon + variable, *_flags(context))
+    relative = os.path.relpath(os.path.realpath(path), os.path.realpath("."))
+    if relative.startswith(".."):
+        raise InputError(f"launch: {path} is outside of this directory, which is copied to hosts")
+    return ("ponente", "run", relative + colon + variable, *_flags(context))
 
 
 def _flags(context: Context) -> list[str]:
-    """Preset, settings and store of this command, for `run`."""
+    """Preset, settings, store and other flags of this command, for `run`."""
     _, rest = options.parser("launch", context.experiment).parse_known_args(context.command)
-    settings = rest[next((i for i, w in enumerate(rest) if w.startswith("--")), len(rest)) :]
-    preset = [] if context.preset == FULL else ["--preset", context.preset]
-    return [*preset, *settings, *_run_flags(context), "--prefix", context.store.prefix]
-
-
-def _run_flags(context: Context) -> list[str]:
-    """The given flags that `run` has too."""
-    defaults, words = options.defaults("launch"), []
+    words = rest[next((i for i, w in enumerate(rest) if w.startswith("--")), len(rest)) :]
+    if context.preset != FULL:
+        words = ["--preset", context.preset, *words]
+    defaults = options.defaults("launch")
     for name in options.LAUNCHED:
         value = getattr(context.options, name)
         # A switch may be set by this machine's environment, which the hosts do not have.
         if value is True or value != getattr(defaults, name):
             words.append(f"--{name.replace('_', '-')}")
-            if name == "wait":
-                words.append(f"{value:.0f}s")
-            elif value is not True:
-                words.append(",".join(value))
-    return words
+            if value is not True:
+                words.append(f"{value:.0f}s" if name == "wait" else ",".join(value))
+    return [*words, "--prefix", context.store.prefix]
 
 
 def _local(context: Context, hardware: Hardware, name: str) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.metadata
-import os
 import re
 from dataclasses import dataclass
 from typing import Any
@@ -147,11 +146,3 @@ def hardware_of(targets: list[Node]) -> Hardware:
         f"launch: expected steps on one TPU slice or kind of GPU host, {requested}; set the "
         "experiment's hardware, such as --hardware v6e-16"
     )
-
-
-def relative_file(path: str) -> str:
-    """The file's path in the directory that hosts get. Raises `InputError` outside of it."""
-    relative = os.path.relpath(os.path.realpath(path), os.path.realpath("."))
-    if relative.startswith(".."):
-        raise InputError(f"launch: {path} is outside of this directory, which is copied to hosts")
-    return relative
