@@ -104,7 +104,10 @@ def test_snippets_of_the_readme_are_lines_of_the_experiments():
     (quoted,) = blocks(README, "python")
     file = (ROOT / "experiments" / "run_200m.py").read_text()
     assert "".join(quoted.split()) in "".join(file.split())
-    assert quoted.count("steps.") == 8
+    names = re.findall(r"steps\.(\w+)\(", quoted)
+    assert len(names) == 8
+    picture = (ROOT / "docs" / "demo.svg").read_text()
+    assert all(f">{name}</text>" in picture for name in names)
 
 
 @pytest.mark.slow
