@@ -79,6 +79,9 @@ def run(line: str, cwd: Path, store: Path) -> str:
 def test_readme_commands_run(line, tmp_path):
     """Each command exits with 0, in a store of its own."""
     out = run(runnable(line), ROOT, tmp_path)
+    if line.endswith("plan experiments/run_200m.py"):
+        for shown in blocks(README, "text")[2].splitlines():
+            assert any(real.startswith(shown) for real in out.splitlines()), shown
     if "run_200m.py" in line:
         assert any(name in out for name in ("report", "train", "block_shuffle", "run-200m"))
 
