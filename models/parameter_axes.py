@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from models.config import TransformerConfig
+from models.shape.config import TransformerConfig
 
 
 def parameter_axes(config: TransformerConfig) -> tuple[Mapping[str, int], ...]:

@@ -5,7 +5,7 @@ block in `jax.checkpoint` and is an argument of the call; Stacked's own setting 
 model.
 
 Parameters are initialized in float32. A forward pass multiplies in the dtype of the parameters that
-it is given (see `models.precision.cast`); norm statistics, softmax and logits are float32.
+it is given (see `models.layers.precision.cast`); norm statistics, softmax and logits are float32.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import jax.numpy as jnp
 from haliax import Axis, NamedArray
 
 from models.attention.dispatch import attend
-from models.axes import (
+from models.layers.axes import (
     BATCH,
     EMBED,
     FEATURES_FIRST,
@@ -32,18 +32,18 @@ from models.axes import (
     ModelAxes,
     model_axes,
 )
-from models.config import TransformerConfig
-from models.embedding import look_up
-from models.initialization import truncated
-from models.layer_cycles import cycles_of
+from models.layers.embedding import look_up
+from models.layers.initialization import truncated
+from models.layers.mlp import Mlp
+from models.layers.norms import Norm
+from models.layers.remat import checkpoint_policy
+from models.layers.rotary import rotary_angles
+from models.layers.scan_layers import apply_layers
+from models.layers.self_attention import Attention
 from models.mesh_axes import MeshAxes
-from models.mlp import Mlp
-from models.norms import Norm
-from models.remat import checkpoint_policy
-from models.remat_names import BLOCK_INPUT
-from models.rotary import rotary_angles
-from models.scan_layers import apply_layers
-from models.self_attention import Attention
+from models.shape.config import TransformerConfig
+from models.shape.layer_cycles import cycles_of
+from models.shape.remat_names import BLOCK_INPUT
 from pipeline.errors import InputError
 
 Attend = Callable[[NamedArray, NamedArray, NamedArray], NamedArray]

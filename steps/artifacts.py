@@ -9,7 +9,7 @@ import json
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from models.config import TransformerConfig
+from models.shape.config import TransformerConfig
 from pipeline import Artifact, InputError
 from pipeline.store import storage
 from pipeline.store.parallel import concurrently

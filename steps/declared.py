@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from models.config import TransformerConfig
+from models.shape.config import TransformerConfig
 from pipeline import Artifact, InputError
 from steps.artifacts import TEST, TRAIN, Documents, Tokenizer
 from steps.platforms import devices_of

@@ -67,7 +67,7 @@ def test_imports_go_one_way(package):
 @pytest.mark.parametrize(
     ("package", "line"),
     [
-        ("data", "from models.config import TransformerConfig"),
+        ("data", "from models.shape.config import TransformerConfig"),
         ("models", "import training.trainer.trainer"),
         ("training", "from pipeline.graph.step_context import StepContext"),
         ("pipeline", "import numpy as np"),
@@ -86,21 +86,14 @@ FLOORS = {
         *("execute", "sweep", "pages", "doctor", "launch", "cli", "experiment", "__init__"),
     ),
     "steps": (
-        *("platforms", "artifacts", "coordinator", "declared", "budget", "planning", "checkpoints"),
-        *("sampling", "scoring", "scaling_laws", "tuning", "reporting", "export", "", "cli"),
+        *("platforms", "artifacts", "gang", "declared", "checkpoints", "documents", "tokens"),
+        *("training", "pages", "evaluation", "exchange", "scaling_law", "tuning", "cli"),
         "__init__",
     ),
     "data": ("source", "read", "tokenizer", "select", "cache", "batches", "__init__"),
     "models": (
-        "jax_versions",
-        "config",
-        "axes",
-        "mesh_axes",
-        "attention",
-        "",
-        "loss",
-        "generate",
-        "__init__",
+        *("jax_versions", "jax_numerics", "shape", "mesh_axes", "parameter_axes", "layers"),
+        *("attention", "transformer", "loss", "generate", "hf", "__init__"),
     ),
     "training": (
         *("config", "sharding", "optimizer", "cost", "step", "preflight", "checkpoint", "fault"),
@@ -108,9 +101,6 @@ FLOORS = {
     ),
 }
 """Folders, and files beside them, of a package; each imports only what stands before it.
-
-The empty name stands for all other files: of `steps` those that declare steps, of `models` the
-parts of the transformer.
 """
 
 
@@ -120,8 +110,7 @@ def climbs(package: str, module: str, source: str) -> list[str]:
 
     def floor(name: str) -> int:
         second = [*name.split("."), "__init__"][1]
-        known = second in floors or (ROOT / package / f"{second}.py").exists()
-        return floors.index(second if second in floors else "" if known else "__init__")
+        return floors.index(second if second in floors else "__init__")
 
     inside = (name for name in imports(source) if name.split(".")[0] == package)
     return [name for name in inside if floor(name) > floor(module)]
@@ -141,7 +130,7 @@ def test_folders_import_only_what_is_below_them(package):
         ("pipeline", "pipeline.store.gc", "from pipeline.graph.step import Node"),
         ("pipeline", "pipeline.graph.step", "import pipeline.cli.run"),
         ("pipeline", "pipeline.plan.state", "from pipeline import Artifact"),
-        ("steps", "steps.reporting.page", "from steps.train import train"),
+        ("steps", "steps.checkpoints.find", "from steps.training.train import train"),
         ("data", "data.read.listing", "from data.select.duplicates import find_duplicates"),
         ("training", "training.step.program", "from training.evaluate.evaluator import evaluate"),
         ("models", "models.attention.splash", "from models.transformer import Transformer"),
@@ -171,7 +160,7 @@ def in_circles(package: str, root: Path = ROOT) -> list[str]:
     return sorted(left)
 
 
-@pytest.mark.parametrize("package", ["pipeline", "data", "models", "training"])
+@pytest.mark.parametrize("package", PACKAGES)
 def test_no_module_imports_itself_by_way_of_others(package):
     """Also not inside a function or for a type checker alone."""
     assert in_circles(package) == []
@@ -205,6 +194,20 @@ def test_planning_the_200m_run_imports_no_machine_learning(tmp_path):
     )
     heavy = {*MACHINE_LEARNING, "numpy", "pyarrow", "ray", "matplotlib"}
     assert loaded_by(code) & heavy == set()
+
+
+def test_the_shape_of_a_model_imports_no_jax():
+    """What planning asks of a model's shape costs no import of JAX."""
+    names = [path.stem for path in (ROOT / "models/shape").glob("[!_]*.py")]
+    assert (
+        loaded_by("".join(f"import models.shape.{name}\n" for name in names))
+        & {
+            "jax",
+            "haliax",
+            "numpy",
+        }
+        == set()
+    )
 
 
 def test_the_planning_check_can_fail():

@@ -22,7 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from models.config import TransformerConfig
+from models.shape.config import TransformerConfig
 from pipeline.errors import InputError
 from pipeline.store import storage
 from training.config import OptimizerConfig, TrainConfig

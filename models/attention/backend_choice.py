@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from models.attention.tile_choice import LANES, only_narrow_tiles
+from models.shape.splash_tiles import LANES, only_narrow_tiles
 from pipeline.errors import InputError
 
 BACKENDS = ("reference", "blockwise", "splash", "cudnn")

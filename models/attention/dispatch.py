@@ -24,7 +24,7 @@ from models.attention.blockwise import blockwise
 from models.attention.cudnn import cudnn
 from models.attention.reference import reference
 from models.attention.splash import splash
-from models.axes import (
+from models.layers.axes import (
     BATCH,
     HEAD_SIZE,
     HEADS,

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from haliax import Axis, NamedArray
 
-from models.axes import BATCH, HEAD_SIZE, KEY_POSITION, KV_HEADS, POSITION, Q_PER_KV
+from models.layers.axes import BATCH, HEAD_SIZE, KEY_POSITION, KV_HEADS, POSITION, Q_PER_KV
 
 MASKED = -1e30
 """The score of a masked key; its exponential is 0."""

@@ -35,10 +35,10 @@ from jax.experimental.pallas.ops.tpu.splash_attention import (
 from jax.sharding import NamedSharding, PartitionSpec
 
 from models.attention.context_parallel import Exchange, zigzag_order
-from models.attention.position_sharing import choose_way
 from models.attention.splash_tiles import block_sizes
-from models.attention.tile_choice import LANES
 from models.mesh_axes import MeshAxes
+from models.shape.position_sharing import choose_way
+from models.shape.splash_tiles import LANES
 
 RESIDUALS = "attention_residuals"
 

@@ -7,7 +7,7 @@ import functools
 
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel
 
-from models.attention.tile_choice import choose_tiles
+from models.shape.splash_tiles import choose_tiles
 
 SEQ_MINOR = splash_attention_kernel.QKVLayout.SEQ_MINOR
 

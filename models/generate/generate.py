@@ -22,13 +22,13 @@ import numpy as np
 from jax import Array
 
 from models.attention.backend_choice import choose_backend
-from models.axes import BATCH, EMBED, POSITION, VOCAB
-from models.config import TransformerConfig
 from models.generate.kv_cache import KVCache, decode, prefill
 from models.generate.sampling_config import Sampling
 from models.generate.token_sampling import Rules, choose
 from models.jax_numerics import fixed_numerics
-from models.scan_layers import split_layers
+from models.layers.axes import BATCH, EMBED, POSITION, VOCAB
+from models.layers.scan_layers import split_layers
+from models.shape.config import TransformerConfig
 from models.transformer import Block, Transformer
 from pipeline.errors import InputError
 

@@ -24,7 +24,7 @@ from jax import Array
 
 from models.attention.dispatch import attend
 from models.attention.reference import MASKED
-from models.axes import (
+from models.layers.axes import (
     BATCH,
     EMBED,
     HEAD_SIZE,
@@ -35,8 +35,8 @@ from models.axes import (
     TOKENS_FIRST,
     model_axes,
 )
-from models.config import TransformerConfig
-from models.scan_layers import collect_layers
+from models.layers.scan_layers import collect_layers
+from models.shape.config import TransformerConfig
 from models.transformer import Block, Transformer
 
 SLOTS = (BATCH, KV_HEADS, POSITION, HEAD_SIZE)
@@ -122,7 +122,7 @@ def decode(
 
     Args:
         model: as for `prefill`; its blocks are not read.
-        blocks: the model's blocks, see `models.scan_layers.split_layers`.
+        blocks: the model's blocks, see `models.layers.scan_layers.split_layers`.
         tokens: int32 [batch].
         positions: int32 [batch], the positions of the tokens; the slots before them are filled.
         cache: the cache of the rows; updated in place if donated.

@@ -7,8 +7,8 @@ import jax
 import numpy as np
 from jax import Array
 
-from models.axes import BATCH, POSITION
 from models.generate.generate import backend_for, pad_prompts
+from models.layers.axes import BATCH, POSITION
 from models.transformer import Forward, Transformer
 from pipeline.errors import InputError
 

@@ -13,10 +13,10 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from models.config import TransformerConfig, YarnScaling
 from models.hf import read_config, rope, write_config
 from models.hf.keys import Keys
 from models.hf.tensors import Tensor, gpt2_tensors, rotary_tensors
+from models.shape.config import TransformerConfig, YarnScaling
 from pipeline.errors import InputError
 
 _FILE = "config.json: "

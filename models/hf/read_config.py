@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from models.config import TransformerConfig, YarnScaling
 from models.hf import rope
 from models.hf.keys import Keys
+from models.shape.config import TransformerConfig, YarnScaling
 from pipeline.errors import InputError
 
 _LAYERS = 10_000

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from models.config import RopeScaling, TransformerConfig, YarnScaling
 from models.hf.keys import Keys
+from models.shape.config import RopeScaling, TransformerConfig, YarnScaling
 from pipeline.errors import InputError
 
 _BASE = 10_000.0

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from models.config import TransformerConfig
+from models.shape.config import TransformerConfig
 
 if TYPE_CHECKING:
     import numpy as np

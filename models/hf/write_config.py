@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from models.config import TransformerConfig
 from models.hf import rope
+from models.shape.config import TransformerConfig
 
 
 def rotary(config: TransformerConfig, positions: int) -> dict[str, Any]:

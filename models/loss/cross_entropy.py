@@ -34,10 +34,10 @@ import jax.numpy as jnp
 from jax import Array
 from jax.sharding import PartitionSpec
 
-from models.loss.chunk_count import check_chunks
 from models.loss.id_parts import IdParts
 from models.loss.vocab_chunks import sums_and_gradients, vocabulary_chunks
 from models.mesh_axes import MeshAxes, TableSplit
+from models.shape.loss_chunks import check_chunks
 
 Sums = tuple[Array, Array, Array]
 Gradients = tuple[Array, Array]

@@ -14,9 +14,9 @@ import jax
 import jax.numpy as jnp
 from haliax import NamedArray
 
-from models.axes import BATCH, EMBED, POSITION, VOCAB
-from models.loss.chunk_count import LOGIT_BUDGET_BYTES, chunk_count
+from models.layers.axes import BATCH, EMBED, POSITION, VOCAB
 from models.loss.cross_entropy import summed_losses, token_losses
+from models.shape.loss_chunks import LOGIT_BUDGET_BYTES, chunk_count
 from models.transformer import DEFAULT, Forward, Transformer
 
 

@@ -1,1 +1,1 @@
-"""The shape of a model as plain data, and what follows from it; imports no JAX."""
+"""A model's shape and what follows from it alone: no module here imports JAX."""

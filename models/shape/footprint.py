@@ -6,10 +6,10 @@ import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from models.config import TransformerConfig
-from models.flops import attended_pairs
-from models.layer_cycles import cycles_of
-from models.remat_names import BLOCK_INPUT
+from models.shape.config import TransformerConfig
+from models.shape.flops import attended_pairs
+from models.shape.layer_cycles import cycles_of
+from models.shape.remat_names import BLOCK_INPUT
 
 
 @dataclass(frozen=True)

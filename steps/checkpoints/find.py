@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from models.config import TransformerConfig
+from models.shape.config import TransformerConfig
 from pipeline import InputError, StepContext
 from pipeline.errors import CorruptOutput
 from pipeline.store import storage
@@ -111,7 +111,7 @@ def open_model(path: str, config: TransformerConfig, dtype: str) -> Transformer:
     import jax
     import jax.numpy as jnp
 
-    from models.precision import cast
+    from models.layers.precision import cast
     from training.checkpoint.restore import load_model
 
     compute = "float32" if jax.default_backend() == "cpu" else dtype

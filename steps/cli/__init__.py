@@ -42,6 +42,6 @@ def _until_interrupted(module: str, arguments: list[str]) -> int:
 
 
 def _compare(arguments: list[str]) -> int:
-    from steps.compare import main
+    from steps.pages.compare import main
 
     return main(arguments)

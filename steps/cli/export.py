@@ -15,8 +15,8 @@ from typing import Any
 from pipeline import InputError
 from pipeline.cli.context import say
 from pipeline.store import storage
-from steps.export.choices import DTYPES
-from steps.export.gguf_types import TYPES
+from steps.exchange.choices import DTYPES
+from steps.exchange.gguf_types import TYPES
 
 _CONFIG = "config.json"
 _DTYPES = {"hf": DTYPES, "gguf": TYPES}
@@ -85,7 +85,7 @@ def to_hf(directory: str, out: str, dtype: str, *, auto_tokenizer: bool = True) 
     trained on rows of integers is exported without a tokenizer.
     """
     from steps.checkpoints.find import find, open_tokenizer
-    from steps.export.hf_folder import Export, write_hf_folder
+    from steps.exchange.hf.hf_folder import Export, write_hf_folder
 
     trained = find(directory)
     export = Export(
@@ -108,8 +108,8 @@ def to_gguf(
     folder: str, out: str, dtype: str, name: str, ignore_keys: Collection[str] = ()
 ) -> dict[str, Any]:
     """Write the GGUF file `out` of a Hugging Face folder; returns as `write_gguf`."""
-    from steps.export.gguf_file import write_gguf
-    from steps.export.local_files import read_locally, write_locally
+    from steps.exchange.gguf.file import write_gguf
+    from steps.exchange.local_files import read_locally, write_locally
 
     with read_locally(folder) as read, write_locally(out) as path:
         return write_gguf(read, path, dtype, name, ignore_keys)

@@ -27,8 +27,8 @@ from pipeline.graph.declaration import Declaration, load, nodes
 from pipeline.graph.order import topological, unique_labels
 from pipeline.graph.step import Node
 from pipeline.store import storage
-from steps.planning.declared_run import DeclaredRun, declared_run
 from steps.platforms import chip_of
+from steps.training.plan.declared_run import DeclaredRun, declared_run
 from steps.tuning.candidates import CHANGES
 from steps.tuning.choices import flags
 from steps.tuning.compiled import compile_fastest
@@ -236,7 +236,7 @@ def _plain(tuning: Tuning, found: Search) -> dict[str, Any]:
 
 
 def _write(out: str, tuning: Tuning, found: Search) -> None:
-    from steps.reporting.tuning_page import render
+    from steps.tuning.page import render
 
     commands = {
         kind: tuning.command(flags(plan, tuning.run, tuning.settings))

@@ -7,9 +7,9 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from models.config import TransformerConfig
+from models.shape.config import TransformerConfig
 from pipeline import Hardware
-from steps.planning.declared_run import DeclaredRun
+from steps.training.plan.declared_run import DeclaredRun
 from training.config import TrainConfig
 from training.cost.memory_plan import SHARDINGS
 

@@ -6,8 +6,8 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
-from models.config import TransformerConfig
-from steps.planning.declared_run import DeclaredRun
+from models.shape.config import TransformerConfig
+from steps.training.plan.declared_run import DeclaredRun
 from steps.tuning.candidates import MODEL
 from steps.tuning.search import Plan
 from training.config import TrainConfig

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from pipeline import InputError
-from steps.planning.declared_run import DeclaredRun
+from steps.training.plan.declared_run import DeclaredRun
 from steps.tuning.candidates import CHANGES
 from steps.tuning.search import Plan, Search
 from training.compile_check import check

@@ -9,8 +9,8 @@ from typing import Any
 
 from pipeline import InputError
 from pipeline.accelerators import Chip
-from steps.planning.declared_run import DeclaredRun
-from steps.planning.memory import CERTAIN, Fit, fit
+from steps.training.plan.declared_run import DeclaredRun
+from steps.training.plan.memory import CERTAIN, Fit, fit
 from steps.tuning.candidates import CHANGES, NOTHING, Candidate, candidates
 from training.cost.step_time import Forecast, forecast
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from steps.planning.declared_run import DeclaredRun
-from steps.planning.memory import GIB
+from steps.training.plan.declared_run import DeclaredRun
+from steps.training.plan.memory import GIB
 from steps.tuning.candidates import MODEL, NOTHING, ROUNDING, TRAINING
 from steps.tuning.choices import flags
 from steps.tuning.search import Plan, Search

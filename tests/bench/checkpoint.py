@@ -40,7 +40,7 @@ def shapes_of(model: str, layers: int | None) -> dict[str, list[Any]]:
 
     import jax
 
-    from models import presets
+    from models.shape import presets
     from training.checkpoint import tree_names
     from training.config import OptimizerConfig, TrainConfig
     from training.optimizer.build import build
@@ -141,7 +141,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the measurements, each in a process of its own."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--work", help="a directory on the disk to measure; default a temporary")
-    parser.add_argument("--model", default="llama_200m", help="of models/presets.py")
+    parser.add_argument("--model", default="llama_200m", help="of models/shape/presets.py")
     parser.add_argument("--layers", type=int, help="instead of the model's")
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--measure", choices=("ours", "limits"), help=argparse.SUPPRESS)

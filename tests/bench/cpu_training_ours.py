@@ -52,7 +52,7 @@ def run(options: Options) -> None:
 def _job(options: Options):
     from data.batches.dataset import DatasetSpec, Source
     from data.cache.token_shard import TokenShard
-    from models.config import TransformerConfig
+    from models.shape.config import TransformerConfig
     from training.config import OptimizerConfig, TrainConfig
     from training.config.job import TrainJob
 

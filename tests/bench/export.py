@@ -23,8 +23,8 @@ from typing import Any
 
 import numpy as np
 
-from models import presets
-from models.config import TransformerConfig
+from models.shape import presets
+from models.shape.config import TransformerConfig
 
 
 def make(path: str, config: TransformerConfig) -> None:
@@ -43,7 +43,7 @@ def make(path: str, config: TransformerConfig) -> None:
 
 def export(folder: Path, config: TransformerConfig, dtype: str) -> dict[str, Any]:
     """Write the folder; its tokenizer is nothing that grows with the model."""
-    from steps.export.hf_folder import Export, write_hf_folder
+    from steps.exchange.hf.hf_folder import Export, write_hf_folder
 
     request = Export(
         checkpoint=str(folder / "checkpoint"),
@@ -58,8 +58,8 @@ def export(folder: Path, config: TransformerConfig, dtype: str) -> dict[str, Any
 def back(folder: Path, config: TransformerConfig, dtype: str) -> dict[str, Any]:
     """Read the folder into a checkpoint."""
     from models.hf.architectures import architecture_of
-    from steps.export.hf_files import Tensors
-    from steps.export.read_hf import HfModel, write_checkpoint
+    from steps.exchange.hf.hf_files import Tensors
+    from steps.exchange.hf.read_hf import HfModel, write_checkpoint
 
     del dtype
     exported = str(folder / "exported")

@@ -30,9 +30,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from models.config import TransformerConfig
 from models.generate.generate import stream
 from models.generate.kv_cache import cache_bytes
+from models.shape.config import TransformerConfig
 from models.transformer import Forward, Transformer
 
 SHAPES = {

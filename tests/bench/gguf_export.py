@@ -29,7 +29,7 @@ import numpy as np
 
 from data.read import python_docs
 from data.tokenizer.text_tokenizer import TextTokenizer
-from steps.export.gguf_file import write_gguf
+from steps.exchange.gguf.file import write_gguf
 
 CHILD = Path(__file__).with_name("gguf_llama_cpp.py")
 NO_CHARACTERS = range(0xD800, 0xE000)
@@ -139,7 +139,7 @@ def main() -> None:
     options = parser.parse_args()
     folders = options.folders
     if not folders:
-        from tests.steps.export.hf_folders import MODELS, folder
+        from tests.steps.exchange.hf_folders import MODELS, folder
 
         folders = [folder(name) for name in MODELS]
     for each in folders:

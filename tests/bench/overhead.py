@@ -188,7 +188,7 @@ def real(root: str, options: argparse.Namespace) -> list[dict[str, Any]]:
     """Blocks of training with everything and with nothing, by turns."""
     import jax
 
-    from models.config import TransformerConfig
+    from models.shape.config import TransformerConfig
     from tests.training import tiny
     from training.config import TrainConfig
     from training.step.program import build_program

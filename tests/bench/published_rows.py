@@ -11,8 +11,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from models.config import TransformerConfig
-from models.flops import training_flops_per_token
+from models.shape.config import TransformerConfig
+from models.shape.flops import training_flops_per_token
 from pipeline.accelerators import GPUS, TPUS, Chip
 from training.cost.step_work import Job
 

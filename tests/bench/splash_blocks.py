@@ -198,7 +198,7 @@ def _schedule(folder: Path) -> dict[str, Any]:
 
 def _row(line: dict[str, Any], position: int, window: int | None) -> dict[str, Any]:
     """Cycles of one head of one row: visited blocks, steps of the grid, rows of blocks."""
-    from models.attention.tile_choice import STEP_CYCLES, ScoreMatrix
+    from models.shape.splash_tiles import STEP_CYCLES, ScoreMatrix
 
     tile = (line["block_q"], line["block_kv"])
     kernel = {"dkv": "keys_values", "dq": "queries"}.get(line["kernel"], line["kernel"])

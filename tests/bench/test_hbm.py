@@ -76,7 +76,7 @@ def test_a_program_that_does_not_fit():
 
 
 def test_the_peers_figures_are_named_by_presets():
-    from models import presets
+    from models.shape import presets
 
     assert all(hasattr(presets, model) for model, *_ in LEVANTER)
     assert LEVANTER["tomat_200m", "v6e-16", 128, 8192]["remat_off"]["temporaries_gib"] == 127.13

@@ -72,7 +72,7 @@ def items(prepared: Path, backend: str) -> list[Any]:
     """Every row group of the prepared files, as the step's tasks."""
     from data.read.parquet_table import count_row_groups
     from data.tokenizer.text_tokenizer import TextTokenizer
-    from steps.tokenize_documents import RowGroup
+    from steps.tokens.token_cache import RowGroup
 
     tokenizer = str(prepared / "tokenizer.json")
     digest = TextTokenizer.load(tokenizer).digest
@@ -91,7 +91,7 @@ def items(prepared: Path, backend: str) -> list[Any]:
 
 def write(directory: str, item: Any) -> tuple[int, float]:
     """Write one shard; (tokens, processor seconds)."""
-    from steps.tokenize_documents import tokenize_shard
+    from steps.tokens.token_cache import tokenize_shard
 
     cpu = time.process_time()
     result = tokenize_shard(directory, item)
@@ -177,8 +177,8 @@ def measure_step(backend: str, prepared: Path, scratch: Path) -> None:
     from pipeline import step
     from pipeline.store import storage
     from steps.artifacts import Tokenizer
-    from steps.sample import sample
-    from steps.tokenize_documents import tokenize
+    from steps.documents.sample import sample
+    from steps.tokens.token_cache import tokenize
     from tests.pipeline.helpers import bring_up, result
 
     @step(output=Tokenizer, version=1, name="bench_tokenizer")

@@ -52,7 +52,7 @@ def make_program(options: argparse.Namespace, **changes: Any) -> Any:
     """
     devices = describe(options.slice)
     # After `describe`, which says to JAX where it runs.
-    from models import presets
+    from models.shape import presets
     from training.config import OptimizerConfig, Parallelism, TrainConfig
     from training.step.program import build_program
 
@@ -72,7 +72,7 @@ def make_program(options: argparse.Namespace, **changes: Any) -> Any:
 
 def described(options: argparse.Namespace, program: Any) -> dict[str, Any]:
     """What was asked for, and what the program made of it, for a line of output."""
-    from models.flops import training_flops_per_token
+    from models.shape.flops import training_flops_per_token
     from training.config import OptimizerConfig
     from training.cost.executed_flops import executed_flops
 

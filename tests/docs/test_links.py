@@ -26,7 +26,7 @@ CONFIGS = {
     "OptimizerConfig": "training.config",
     "Parallelism": "training.config",
     "AxisRules": "training.config",
-    "TransformerConfig": "models.config",
+    "TransformerConfig": "models.shape.config",
     "Sampling": "models.generate.sampling_config",
     "Limits": "training.evaluate.programs.sandbox",
     "Also": "steps",
@@ -97,7 +97,7 @@ def test_names_in_the_text_exist():
         ("training/cost/none.py", True),
         ("training.cost.step_time", False),
         ("training.cost.step_times", True),
-        ("steps.sample", False),
+        ("steps.documents.sample", False),
         ("steps.sampled", True),
     ],
 )

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import InputError
-from steps.export.gguf_file import write_gguf
-from steps.export.read_hf import open_hf, write_checkpoint
+from steps.exchange.gguf.file import write_gguf
+from steps.exchange.hf.read_hf import open_hf, write_checkpoint
 from tests.faults.registry import Fault, pick, trials
-from tests.steps.export.hf_folders import INDEX, SMALL, SMALL_FILES, write_small
+from tests.steps.exchange.hf_folders import INDEX, SMALL, SMALL_FILES, write_small
 
 _LINE = 700  # characters of a message, its path included
 _HUGE = 2**62

@@ -57,7 +57,7 @@ def parameters(store: str) -> list[np.ndarray]:
     """Every array of the final checkpoint's model."""
     import jax
 
-    from models.config import TransformerConfig
+    from models.shape.config import TransformerConfig
     from training.checkpoint.restore import load_model
 
     manifest = published(store)["train"]

@@ -60,8 +60,8 @@ def parts(
 
 def training() -> Node:
     """The tiny run, which keeps two checkpoints and a milestone."""
-    from steps.block_shuffle import block_shuffle
-    from steps.train import train
+    from steps.tokens.block_shuffle import block_shuffle
+    from steps.training.train import train
     from tests.steps.synthetic import VOCAB, synthetic
     from tests.training import tiny
 

@@ -25,7 +25,7 @@ from pipeline.store import storage
 from pipeline.store.manifest import load
 from pipeline.store.outputs import Store
 from steps.artifacts import Documents
-from steps.sample import sample
+from steps.documents.sample import sample
 from tests.faults.fake_gcs import FakeGCS
 from tests.faults.fake_hub import FakeHub
 from tests.faults.hub import quick_retries

@@ -28,7 +28,7 @@ from data.tokenizer.special_tokens import EOS
 from data.tokenizer.text_tokenizer import TextTokenizer
 from pipeline.errors import CorruptOutput, InputError, PonenteError
 from pipeline.identity import fingerprint
-from steps.tokenize_documents import RowGroup, tokenize_shard
+from steps.tokens.token_cache import RowGroup, tokenize_shard
 from tests.faults.registry import Fault, pick, trials
 
 PEAK_BYTES = 1536 << 20

@@ -11,7 +11,7 @@ import math
 
 import numpy as np
 
-from models.config import YarnScaling
+from models.shape.config import YarnScaling
 
 OUTSIDE_BLOCKS = ("embedding", "position_embedding", "head", "final_norm")
 HEADS = "kv_heads q_per_kv head_size"

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 import pytest
 
-from models.config import RopeScaling, TransformerConfig, YarnScaling
+from models.shape.config import RopeScaling, TransformerConfig, YarnScaling
 from models.transformer import Transformer
 
 BASE = {

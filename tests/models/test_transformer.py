@@ -15,10 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from models.attention.dispatch import attend
-from models.config import TransformerConfig
+from models.layers.precision import cast
+from models.layers.rotary import rotary_angles
 from models.parameter_axes import parameter_axes
-from models.precision import cast
-from models.rotary import rotary_angles
+from models.shape.config import TransformerConfig
 from models.transformer import Forward, Transformer
 from pipeline.errors import InputError
 from tests.models import reference, small

@@ -9,9 +9,9 @@ import jax
 import numpy as np
 import pytest
 
-from models.config import TransformerConfig, YarnScaling
+from models.layers.rotary import rotary_angles
 from models.loss.next_token import next_token_loss
-from models.rotary import rotary_angles
+from models.shape.config import TransformerConfig, YarnScaling
 from models.transformer import Forward
 from tests.models import small
 

@@ -14,9 +14,9 @@ import numpy as np
 import torch
 import transformers
 
-from models.config import TransformerConfig
 from models.hf.architectures import architecture_of, to_json
 from models.hf.tensors import Part
+from models.shape.config import TransformerConfig
 from models.transformer import Transformer
 from training.sharding.layout import is_named
 

@@ -15,9 +15,9 @@ from pipeline.graph.step import as_node
 from pipeline.store import lease
 from pipeline.store.outputs import Store
 from steps.artifacts import Checkpoint, Scores
-from steps.block_shuffle import block_shuffle
-from steps.follow import follow
-from steps.train import train
+from steps.evaluation.follow import follow
+from steps.tokens.block_shuffle import block_shuffle
+from steps.training.train import train
 from tests.pipeline.helpers import check_invariants, heard
 from tests.steps.synthetic import synthetic
 from tests.training import tiny

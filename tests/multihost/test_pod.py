@@ -19,12 +19,12 @@ from pipeline.graph.step import as_node
 from pipeline.store import storage
 from pipeline.store.outputs import Store
 from steps.artifacts import Checkpoint, Completions, TokenCache
-from steps.block_shuffle import block_shuffle
-from steps.generate import generate
-from steps.sample import sample
-from steps.tokenize_documents import tokenize
-from steps.train import train
-from steps.train_tokenizer import train_tokenizer
+from steps.documents.sample import sample
+from steps.evaluation.generate import generate
+from steps.tokens.block_shuffle import block_shuffle
+from steps.tokens.token_cache import tokenize
+from steps.tokens.train_tokenizer import train_tokenizer
+from steps.training.train import train
 
 pytestmark = pytest.mark.slow
 SMOKE = experiment.presets["smoke"]

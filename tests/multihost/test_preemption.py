@@ -17,8 +17,8 @@ from pipeline.execute.executor import Execution
 from pipeline.graph.step import as_node
 from pipeline.store.outputs import Store
 from steps.artifacts import Checkpoint
-from steps.block_shuffle import block_shuffle
-from steps.train import train
+from steps.tokens.block_shuffle import block_shuffle
+from steps.training.train import train
 from tests.pipeline.helpers import bring_up, heard
 from tests.steps.synthetic import VOCAB, synthetic
 from tests.training import tiny

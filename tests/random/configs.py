@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from gguf import GGUFReader
 
-from steps.export.read_hf import open_hf
+from steps.exchange.hf.read_hf import open_hf
 from tests.data.tokenizer.split_tokenizers import tokenizer_json
 from tests.faults.registry import Fault, pick, trials
 from tests.random.config_changes import KINDS, ROWS, names_a_change, odd, shown, sound

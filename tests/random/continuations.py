@@ -20,7 +20,7 @@ from tokenizers import (
 from data.tokenizer.streaming_decode import TextStream
 from data.tokenizer.text_tokenizer import TextTokenizer
 from data.tokenizer.tokenizer_file import with_fields
-from steps.export.tokenizer_files import read_tokenizer_files, write_tokenizer_files
+from steps.exchange.hf.tokenizer_files import read_tokenizer_files, write_tokenizer_files
 from tests.data.tokenizer.published_shapes import special
 from tests.faults.registry import Fault, trials
 

@@ -12,7 +12,7 @@ import pytest
 from gguf import GGUFReader
 
 from pipeline.errors import InputError
-from steps.export.gguf_file import write_gguf
+from steps.exchange.gguf.file import write_gguf
 
 _LARGEST = 4_000_000  # parameters of a model that is built
 

@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from models.config import TransformerConfig
+from models.shape.config import TransformerConfig
 from pipeline import pod
 from pipeline.errors import InputError
 from steps.platforms import devices_of

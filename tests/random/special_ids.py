@@ -13,7 +13,7 @@ from gguf import SpecialVocab
 
 from tests.faults.registry import Fault, trials
 from tests.random.folders import gguf, refusal
-from tests.steps.export.hf_folders import write_small
+from tests.steps.exchange.hf_folders import write_small
 
 _IDS = (0, 1, 7, 999, 1000, 99_999, 2**31, 2**32, 2**70, -1, -2, "0", "a", True, False, 1.0, 1.5)
 _TOKENS = ("<|endoftext|>", "a", "the", "<none>", "", 7, True, [], ["a"], {}, {"content": "a"})

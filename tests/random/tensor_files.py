@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from safetensors import SafetensorError
 
-from steps.export.hf_files import INDEX, SINGLE
-from steps.export.read_hf import open_hf
+from steps.exchange.hf.hf_files import INDEX, SINGLE
+from steps.exchange.hf.read_hf import open_hf
 from tests.data.tokenizer.split_tokenizers import tokenizer_json
 from tests.faults.registry import Fault, trials
 from tests.random.config_changes import sound

@@ -7,21 +7,21 @@ import dataclasses
 import pytest
 
 from pipeline import InputError, pod
-from steps.block_shuffle import block_shuffle
-from steps.compare import compare
-from steps.continue_training import extend, warm_start
-from steps.downstream import lm_evaluation
-from steps.evaluate import evaluate
-from steps.follow import follow
-from steps.generate import generate
-from steps.import_hf import import_hf
-from steps.mix import Phase, mix
-from steps.pack import pack
-from steps.sample import sample
-from steps.scoring.job import Also
-from steps.tokenize_documents import tokenize
-from steps.train import train
-from steps.train_tokenizer import train_tokenizer
+from steps.documents.sample import sample
+from steps.evaluation.downstream import lm_evaluation
+from steps.evaluation.evaluate import evaluate
+from steps.evaluation.follow import follow
+from steps.evaluation.generate import generate
+from steps.evaluation.score_job import Also
+from steps.exchange.import_hf import import_hf
+from steps.pages.compare import compare
+from steps.tokens.block_shuffle import block_shuffle
+from steps.tokens.mix import Phase, mix
+from steps.tokens.pack import pack
+from steps.tokens.token_cache import tokenize
+from steps.tokens.train_tokenizer import train_tokenizer
+from steps.training.continue_training import extend, warm_start
+from steps.training.train import train
 from tests.pipeline.helpers import check_invariants
 from tests.steps.mini import MINI, run
 from tests.steps.synthetic import synthetic

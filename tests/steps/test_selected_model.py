@@ -10,12 +10,12 @@ from pipeline import select, sweep
 from pipeline.graph.step import as_node
 from pipeline.store import storage
 from steps.checkpoints.find import find
-from steps.continue_training import extend, warm_start
-from steps.evaluate import evaluate
-from steps.train import train
+from steps.evaluation.evaluate import evaluate
+from steps.training.continue_training import extend, warm_start
+from steps.training.train import train
 from tests.pipeline.helpers import bring_up, result
+from tests.steps.evaluation.test_train_on import CONSTANT, EIGHT, FOUR, MODEL, built, sequences
 from tests.steps.synthetic import synthetic
-from tests.steps.test_train_on import CONSTANT, EIGHT, FOUR, MODEL, built, sequences
 from tests.training import tiny
 
 pytestmark = pytest.mark.slow

@@ -5,11 +5,11 @@ import importlib.util
 
 import pytest
 
-from models.config import TransformerConfig
+from models.shape.config import TransformerConfig
 from pipeline import pod
 from pipeline.errors import InputError
-from steps.planning.declared_run import DeclaredRun
-from steps.planning.facts import compiled_facts
+from steps.training.plan.declared_run import DeclaredRun
+from steps.training.plan.facts import compiled_facts
 from training import compile_check
 from training.config import OptimizerConfig, TrainConfig
 

@@ -85,7 +85,7 @@ SCRIPT = """
 import dataclasses, json, sys
 from training.cost.topology import describe
 names = {name: describe(name) for name in ("v6e-1", "v6e-4", "v6e-8", "v6e-16", "v6e:2x2")}
-from models.config import TransformerConfig
+from models.shape.config import TransformerConfig
 from training.config import OptimizerConfig, TrainConfig
 from tests.training.hlo import cost
 from training.preflight import preflight

@@ -11,7 +11,7 @@ import numpy as np
 
 from data.batches.dataset import DatasetSpec, Source
 from data.cache.token_shard import TokenShard, write_shard
-from models.config import TransformerConfig
+from models.shape.config import TransformerConfig
 from training.config import OptimizerConfig, Parallelism, TrainConfig
 from training.config.job import MetricsRow, TrainJob, TrainResult
 from training.evaluate.checkpoint_scorer import ScoreJob

@@ -8,8 +8,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from models.config import TransformerConfig
 from models.jax_numerics import random_key
+from models.shape.config import TransformerConfig
 from models.transformer import Transformer
 from pipeline.errors import InputError
 from training.checkpoint import tree_names

@@ -16,8 +16,8 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from models.config import TransformerConfig
 from models.jax_numerics import random_key
+from models.shape.config import TransformerConfig
 from models.transformer import Transformer
 from pipeline.errors import CorruptOutput, InputError, StorageError, StoreUnavailable
 from training.checkpoint import tree_names

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from models.config import TransformerConfig
 from models.generate.sampling_config import Sampling
+from models.shape.config import TransformerConfig
 from models.shape.validation import check_value
 from pipeline.errors import InputError
 from training.config.batch_schedule import batch_phases

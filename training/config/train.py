@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
-from models.remat_names import saved_names
+from models.shape.remat_names import saved_names
 from models.shape.validation import (
     BelowOne,
     Count,

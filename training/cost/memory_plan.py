@@ -13,10 +13,10 @@ import itertools
 from dataclasses import dataclass
 from typing import Literal
 
-from models.config import TransformerConfig
-from models.loss.chunk_count import chunk_count, logit_budget
-from models.remat_names import BLOCK_INPUT, MATMULS
+from models.shape.config import TransformerConfig
 from models.shape.footprint import footprint
+from models.shape.loss_chunks import chunk_count, logit_budget
+from models.shape.remat_names import BLOCK_INPUT, MATMULS
 from pipeline.errors import InputError
 from training.config import OptimizerConfig, Parallelism, TrainConfig
 from training.config.mesh_division import check_model

@@ -10,8 +10,8 @@ import dataclasses
 from dataclasses import dataclass
 
 from models.attention.backend_choice import BackendChoice, choose_backend
-from models.config import TransformerConfig
-from models.loss.chunk_count import check_chunks
+from models.shape.config import TransformerConfig
+from models.shape.loss_chunks import check_chunks
 from pipeline.errors import InputError
 from training.config import OptimizerConfig, TrainConfig
 from training.config.batch_schedule import BatchPhase, batch_phases, largest_of

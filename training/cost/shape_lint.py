@@ -6,7 +6,7 @@ rules cover shapes that the compiler cannot improve.
 
 from __future__ import annotations
 
-from models.config import TransformerConfig
+from models.shape.config import TransformerConfig
 from training.config import Parallelism
 
 MATRIX_UNIT = 256

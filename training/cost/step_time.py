@@ -15,8 +15,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from models.config import TransformerConfig
-from models.flops import training_flops_per_token
+from models.shape.config import TransformerConfig
+from models.shape.flops import training_flops_per_token
 from pipeline.accelerators import TPUS, Chip
 from training.config import OptimizerConfig, TrainConfig
 from training.cost.executed_flops import orthogonalization_flops

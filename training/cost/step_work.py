@@ -8,11 +8,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from models.attention.position_sharing import choose_way
-from models.attention.tile_choice import LANES
-from models.config import TransformerConfig
-from models.remat_names import saved_names
+from models.shape.config import TransformerConfig
 from models.shape.footprint import footprint
+from models.shape.position_sharing import choose_way
+from models.shape.remat_names import saved_names
+from models.shape.splash_tiles import LANES
 from pipeline.accelerators import TPUS, Chip
 from training.cost.executed_flops import ATTENTION, repeated
 

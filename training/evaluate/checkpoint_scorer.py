@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import jax
 
-from models.config import TransformerConfig
 from models.jax_numerics import fixed_numerics
+from models.shape.config import TransformerConfig
 from models.shape.validation import Count, check_value
 from models.transformer import Transformer
 from pipeline.errors import InputError

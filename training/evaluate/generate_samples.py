@@ -15,12 +15,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from data.tokenizer.text_tokenizer import TextTokenizer
-from models.config import TransformerConfig
 from models.generate.generate import NO_TOKEN, advance, begin, cache_length, check, pad_prompts
 from models.generate.sampling_config import Sampling
 from models.generate.token_sampling import Rules
-from models.precision import cast
-from models.scan_layers import split_layers
+from models.layers.precision import cast
+from models.layers.scan_layers import split_layers
+from models.shape.config import TransformerConfig
 from models.transformer import Transformer
 from training.config.job import Prompts
 from training.sharding.layout import Layout

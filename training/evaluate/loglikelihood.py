@@ -16,10 +16,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from models.axes import BATCH, POSITION
-from models.config import TransformerConfig
+from models.layers.axes import BATCH, POSITION
+from models.layers.precision import cast
 from models.loss.next_token import score_tokens
-from models.precision import cast
+from models.shape.config import TransformerConfig
 from models.transformer import Transformer
 from pipeline.errors import InputError
 from training.config import TrainConfig

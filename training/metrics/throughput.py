@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from models.config import TransformerConfig
-from models.flops import training_flops_per_token
+from models.shape.config import TransformerConfig
+from models.shape.flops import training_flops_per_token
 from pipeline.accelerators import peak_flops
 from training.config.job import MetricsRow
 

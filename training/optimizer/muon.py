@@ -21,7 +21,7 @@ import jax
 import optax
 from optax.contrib import MuonDimensionNumbers
 
-from models.axes import EMBED, LAYERS
+from models.layers.axes import EMBED, LAYERS
 from training.config import OptimizerConfig
 from training.sharding.layout import is_named
 

@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 from haliax import NamedArray
 
-from models.axes import BATCH, POSITION
+from models.layers.axes import BATCH, POSITION
 
 
 @dataclass(frozen=True, kw_only=True)

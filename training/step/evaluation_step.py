@@ -9,9 +9,9 @@ import haliax as hax
 import jax
 import jax.numpy as jnp
 
-from models.loss.chunk_count import logit_budget
+from models.layers.precision import cast
 from models.loss.next_token import score_tokens
-from models.precision import cast
+from models.shape.loss_chunks import logit_budget
 from models.transformer import Transformer
 from training.config import TrainConfig
 from training.sharding.layout import Layout

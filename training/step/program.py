@@ -15,8 +15,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from models.config import TransformerConfig
-from models.remat import checkpoint_policy
+from models.layers.remat import checkpoint_policy
+from models.shape.config import TransformerConfig
 from pipeline.accelerators import chip_of
 from training.config import OptimizerConfig, TrainConfig
 from training.config.batch_schedule import BatchPhase

@@ -15,8 +15,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from models.config import TransformerConfig
 from models.jax_numerics import random_key
+from models.shape.config import TransformerConfig
 from models.transformer import Transformer
 from training.config import TrainConfig
 from training.sharding.layout import Layout

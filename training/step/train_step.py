@@ -21,8 +21,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from models.layers.precision import cast
 from models.loss.next_token import next_token_loss
-from models.precision import cast
 from models.transformer import Transformer
 from training.config import TrainConfig
 from training.optimizer.lr_schedule import Schedule

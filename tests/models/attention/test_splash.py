@@ -18,9 +18,9 @@ from jax.interpreters import partial_eval
 
 from models.attention import splash
 from models.attention.dispatch import attend
-from models.attention.position_sharing import choose_way
 from models.attention.splash_tiles import SEQ_MINOR
 from models.mesh_axes import MeshAxes
+from models.shape.position_sharing import choose_way
 from models.transformer import Forward
 from tests.models import small
 from tests.models.attention.attention_inputs import inputs, segments, value_and_gradients

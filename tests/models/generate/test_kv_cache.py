@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from models.config import TransformerConfig
 from models.generate.kv_cache import attend_to_past, cache_bytes, decode, prefill
-from models.precision import cast
-from models.scan_layers import split_layers
+from models.layers.precision import cast
+from models.layers.scan_layers import split_layers
+from models.shape.config import TransformerConfig
 from tests.models import reference, small
 
 LENGTHS = (5, 1, 9)

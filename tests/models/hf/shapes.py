@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from models.config import RopeScaling, TransformerConfig, YarnScaling
+from models.shape.config import RopeScaling, TransformerConfig, YarnScaling
 
 POSITIONS = 96
 _BASE = {

@@ -9,10 +9,10 @@ import re
 import numpy as np
 import pytest
 
-from models import presets
-from models.config import YarnScaling
 from models.generate.generate import generate
 from models.hf.architectures import architecture_of, describe, from_json, to_json
+from models.shape import presets
+from models.shape.config import YarnScaling
 from pipeline.errors import InputError
 from tests.models import small
 from tests.models.hf.shapes import POSITIONS, SHAPES

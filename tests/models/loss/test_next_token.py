@@ -12,10 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from models.loss.chunk_count import chunk_count
+from models.layers.precision import cast
 from models.loss.next_token import next_token_loss, score_tokens
 from models.mesh_axes import MeshAxes
-from models.precision import cast
+from models.shape.loss_chunks import chunk_count
 from models.transformer import Forward
 from pipeline.errors import InputError
 from tests.models import reference, small

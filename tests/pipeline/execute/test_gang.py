@@ -302,7 +302,7 @@ def add_up(job: dict[str, str], *, process: GangProcess, emit: Emit) -> dict[str
     import ray
     from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-    from steps.coordinator import coordinator_of
+    from steps.gang import coordinator_of
     from training.sharding import distributed
 
     distributed.initialize(coordinator_of(process))

@@ -24,7 +24,7 @@ def test_information_of_the_steps_packages_and_warnings_of_all_are_kept(tmp_path
         "ponente",
         "training.trainer.trainer",
         "data.tokenizer.backends",
-        "steps.train",
+        "steps.training.train",
         "models.generate.generate",
     )
     before = [logging.getLogger(name).getEffectiveLevel() for name in ours]

@@ -15,7 +15,7 @@ PONENTE = Path(sys.executable).parent / "ponente"
 MINE = """
 import steps
 from pipeline import Artifact, Experiment, Result, StepContext, step
-from models.config import TransformerConfig
+from models.shape.config import TransformerConfig
 import helper
 
 @step(output=Artifact, version=1)

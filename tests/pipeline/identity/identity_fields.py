@@ -20,7 +20,7 @@ from typing import Annotated, Any, Literal
 import experiments
 import steps
 from experiments.run_200m import experiment
-from models.config import TransformerConfig
+from models.shape.config import TransformerConfig
 from pipeline import Artifact, Hardware, InputError, Runtime, local, pod, step
 from pipeline.graph.step import Node, StepSpec, as_node
 from training.config.axis_rules import Rules
@@ -67,7 +67,9 @@ def library() -> list[StepSpec[..., Any]]:
     """Every step that a module of `steps` or `experiments` declares, by name."""
     found = {}
     for package in (steps, experiments):
-        for module in pkgutil.iter_modules(package.__path__, package.__name__ + "."):
+        for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
+            if module.name.endswith("__main__"):
+                continue
             values = vars(importlib.import_module(module.name)).values()
             found |= {value.name: value for value in values if isinstance(value, StepSpec)}
     return [found[name] for name in sorted(found)]

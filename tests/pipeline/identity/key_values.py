@@ -11,7 +11,7 @@ import enum
 import math
 from typing import Annotated, Any
 
-from models import presets
+from models.shape import presets
 from pipeline.identity.fingerprint import Runtime, canonical, digest, without_defaults
 from training.config import OptimizerConfig, TrainConfig
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import importlib
 import json
 import modulefinder
 import runpy
@@ -13,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+import steps
 from pipeline.identity import source_code
 
 ROOT = Path(__file__).parents[3]
@@ -122,23 +122,23 @@ def test_running_the_step_loads_no_file_that_is_not_reached(project, build):
 @pytest.mark.parametrize("name", ["train", "evaluate", "tokenize", "sample", "report"])
 def test_the_steps_of_the_library_reach_what_modulefinder_finds(name):
     """Python's own static finder, which reads bytecode, agrees on the real steps."""
-    file = {"tokenize": "tokenize_documents"}.get(name, name)
-    module = importlib.import_module(f"steps.{file}")
+    declared = getattr(steps, name)
+    module = declared.function.__module__
     finder = modulefinder.ModuleFinder(path=[str(ROOT)])
-    finder.import_hook(f"steps.{file}")
+    finder.import_hook(module)
     expected = {
         str(Path(m.__file__).relative_to(ROOT))
         for m in finder.modules.values()
         if m.__file__ and not m.__name__.startswith("pipeline")
     }
-    found = set(source_code.digests(getattr(module, name)))
+    found = set(source_code.digests(declared))
     assert found == expected
-    assert f"steps/{file}.py" in found
+    assert f"{module.replace('.', '/')}.py" in found
 
 
 def test_training_reaches_the_loop_and_no_engine(project):
     """What `train` imports inside its body is part of its code; the engine is not."""
-    from steps.train import train
+    from steps.training.train import train
 
     names = set(source_code.digests(train))
     assert {"training/trainer/trainer.py", "models/transformer.py", "steps/__init__.py"} <= names
@@ -148,7 +148,7 @@ def test_training_reaches_the_loop_and_no_engine(project):
 def test_finding_the_files_imports_nothing():
     """No module but this one's own needs is loaded by it."""
     code = (
-        "import sys; from steps.train import train; before = set(sys.modules)\n"
+        "import sys; from steps.training.train import train; before = set(sys.modules)\n"
         "from pipeline.identity import source_code; assert len(source_code.digests(train)) > 20\n"
         "assert source_code.changed(train, {'a.py': ['', '']})\n"
         "print(*sorted({m.split('.')[0] for m in set(sys.modules) - before}))"

@@ -25,7 +25,7 @@ from pipeline.store.manifest import Manifest, load
 from pipeline.store.outputs import Store
 from pipeline.store.parallel import concurrently, in_order
 from pipeline.store.shards import Shard
-from steps.sampling.shards import load_surveys
+from steps.documents.sample_shards import load_surveys
 from tests.bench.request_servers import kind
 from tests.faults import fake_gcs
 from tests.faults.fake_gcs import FakeGCS

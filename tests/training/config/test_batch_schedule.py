@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from models import presets
+from models.shape import presets
 from pipeline.errors import InputError
 from tests.training import tiny
 from training.checkpoint.restore import load_model

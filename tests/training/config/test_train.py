@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from models import presets
-from models.config import TransformerConfig, YarnScaling
+from models.shape import presets
+from models.shape.config import TransformerConfig, YarnScaling
 from pipeline.errors import InputError
 from pipeline.identity.fingerprint import canonical, digest, identity_fields
 from training.config import OptimizerConfig, Parallelism, TrainConfig

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from models import presets
-from models.remat_names import MATMULS
+from models.shape import presets
+from models.shape.remat_names import MATMULS
 from pipeline.errors import InputError
 from training.config import OptimizerConfig, Parallelism, TrainConfig
 from training.cost.executed_flops import recomputed

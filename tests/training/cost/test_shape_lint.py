@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from models import presets
+from models.shape import presets
 from training.config import Parallelism
 from training.cost.shape_lint import lint
 

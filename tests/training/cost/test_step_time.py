@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from models.config import TransformerConfig
-from models.flops import training_flops_per_token
+from models.shape.config import TransformerConfig
+from models.shape.flops import training_flops_per_token
 from pipeline.accelerators import GPUS, TPUS
 from tests.bench import layouts, predictions
 from tests.bench.published_rows import read

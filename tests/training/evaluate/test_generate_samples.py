@@ -9,9 +9,9 @@ import pytest
 
 from data.tokenizer.special_tokens import SMALLEST_VOCAB
 from data.tokenizer.text_tokenizer import TextTokenizer, train
-from models.config import TransformerConfig
 from models.generate.generate import generate
 from models.generate.sampling_config import Sampling
+from models.shape.config import TransformerConfig
 from models.transformer import Transformer
 from pipeline.errors import InputError
 from tests.training import tiny

@@ -12,7 +12,7 @@ import pytest
 
 from data.tokenizer.text_tokenizer import TextTokenizer
 from data.tokenizer.text_tokenizer import train as train_tokenizer
-from models.config import TransformerConfig
+from models.shape.config import TransformerConfig
 from models.transformer import Transformer
 from pipeline.errors import InputError
 from tests.models import reference

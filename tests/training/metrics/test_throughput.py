@@ -2,7 +2,7 @@
 
 import pytest
 
-from models.flops import training_flops_per_token
+from models.shape.flops import training_flops_per_token
 from tests.training import tiny
 from training.metrics.throughput import PeakMemory, Throughput
 

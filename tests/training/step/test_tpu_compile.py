@@ -15,7 +15,7 @@ pytestmark = [
 
 SCRIPT = """
 import dataclasses, json, sys
-from models.config import TransformerConfig
+from models.shape.config import TransformerConfig
 from training.config import OptimizerConfig, TrainConfig
 from tests.training.hlo import cost
 from training.cost.topology import describe

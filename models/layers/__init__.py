@@ -1,0 +1,1 @@
+"""Layers with named axes, and what is done around them."""

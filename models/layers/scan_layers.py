@@ -1,0 +1,112 @@
+"""A stack of equal blocks applied one after the other, as a scan over its "layers" axis.
+
+Program size and compile time do not grow with depth. Layers that differ in a static property (the
+attention window) are scanned by cycle: with windows S S S L the scan's body has four blocks. Layers
+after the last whole cycle are applied one by one. Remat wraps each block separately, so the cycle
+does not change what the backward pass keeps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import haliax as hax
+import jax
+import jax.numpy as jnp
+from haliax import NamedArray
+
+from models.layers.axes import LAYERS
+from models.shape.layer_cycles import cycles_of
+
+Kind = TypeVar("Kind")
+Out = TypeVar("Out")
+Block = TypeVar("Block")
+
+
+def apply_layers(
+    stacked: Any,
+    x: NamedArray,
+    apply: Callable[[Any, NamedArray, Kind], NamedArray],
+    kinds: Sequence[Kind],
+    *,
+    unroll: int = 1,
+) -> NamedArray:
+    """`x` after all layers, where `apply(block, x, kind)` applies one.
+
+    Args:
+        stacked: a block whose named arrays all have the axis "layers".
+        x: the carry; the result has its axes and dtype.
+        apply: applies one layer.
+        kinds: the static property of each layer, one entry per layer.
+        unroll: cycles of layers per iteration of the compiled loop.
+    """
+
+    def alone(block: Any, x: NamedArray, kind: Kind) -> tuple[NamedArray, None]:
+        return apply(block, x, kind), None
+
+    return collect_layers(stacked, x, alone, kinds, unroll=unroll)[0]
+
+
+def collect_layers(
+    stacked: Any,
+    x: NamedArray,
+    apply: Callable[[Any, NamedArray, Kind], tuple[NamedArray, Out]],
+    kinds: Sequence[Kind],
+    *,
+    unroll: int = 1,
+) -> tuple[NamedArray, Out]:
+    """`x` after all layers, as `apply_layers`, and the stacked outputs of the layers.
+
+    `apply` returns `x` and a tree of arrays; the result has these arrays with a leading axis of
+    layers.
+    """
+    period, count = cycles_of(kinds)
+    scanned = period * count
+    named, structure = jax.tree.flatten(stacked, is_leaf=_is_named)
+    layers_first = [leaf.rearrange((LAYERS, ...)) for leaf in named]
+    axes = [leaf.axes[1:] for leaf in layers_first]
+    cycles = [
+        leaf.array[:scanned].reshape(count, period, *leaf.array.shape[1:]) for leaf in layers_first
+    ]
+
+    def apply_each(
+        x: NamedArray, arrays: list[jax.Array], kinds: Sequence[Kind]
+    ) -> tuple[NamedArray, Any]:
+        """Apply one layer per kind; `arrays` and outputs have a leading axis of layers."""
+        outs = []
+        for i, kind in enumerate(kinds):
+            leaves = [hax.named(array[i], axes[n]) for n, array in enumerate(arrays)]
+            x, out = apply(jax.tree.unflatten(structure, leaves), x, kind)
+            outs.append(out)
+        return x, jax.tree.map(lambda *parts: jnp.stack(parts), *outs)
+
+    def one_cycle(x: NamedArray, arrays: list[jax.Array]) -> tuple[NamedArray, Any]:
+        return apply_each(x, arrays, kinds[:period])
+
+    with jax.named_scope(LAYERS):  # identifies the loop over layers in a compiled program
+        x, outs = jax.lax.scan(one_cycle, x, cycles, unroll=unroll)
+    outs = jax.tree.map(lambda out: out.reshape(scanned, *out.shape[2:]), outs)
+    if scanned == len(kinds):
+        return x, outs
+    rest = [leaf.array[scanned:] for leaf in layers_first]
+    x, others = apply_each(x, rest, kinds[scanned:])
+    return x, jax.tree.map(lambda *parts: jnp.concatenate(parts), outs, others)
+
+
+def split_layers(stacked: Block) -> tuple[Block, ...]:
+    """One block per layer, each with arrays of its own.
+
+    A loop that slices a layer out of stacked arrays copies it where the compiler cannot multiply by
+    a slice, as on a CPU. The copy is negligible compared with the matmuls of a whole sequence, but
+    adds half to the time of the matmuls of one token.
+    """
+    named, structure = jax.tree.flatten(stacked, is_leaf=_is_named)
+    layers = named[0].resolve_axis(LAYERS).size
+    return tuple(
+        jax.tree.unflatten(structure, [leaf[LAYERS, i] for leaf in named]) for i in range(layers)
+    )
+
+
+def _is_named(leaf: Any) -> bool:
+    return isinstance(leaf, NamedArray)

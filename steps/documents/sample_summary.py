@@ -1,0 +1,200 @@
+"""The result of `steps.sample`: counts that add up."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from pipeline import InputError, Result, StepContext
+from pipeline.store.shards import Shard
+from steps.documents.sample_shards import SampleItem
+
+if TYPE_CHECKING:
+    from data.select.hash_histogram import HashHistogram
+    from data.select.token_budget import Budget
+    from data.select.token_ratio import TokenRatio
+
+SKIPPED = ("null", "invalid")  # reasons of rows that are no documents
+_FAR_OFF = 0.1  # relative difference from the budget above which the step warns
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chosen:
+    """The chosen documents, and statistics of the choice.
+
+    Attributes:
+        items: items of `sample_shard`, in order.
+        rate: tokenizer tokens per token of the source's count; None without a tokenizer.
+        counted: counts of the whole source; None for unit="row_group".
+        skipped: documents of row groups in which none can be chosen, by reason.
+        files: number of files of the source, for unit="row_group", which may not open them all.
+        fetched: compressed bytes of the chosen row groups, for unit="row_group".
+        at_the_ends: number of documents with the last id of each split, for unit="document".
+    """
+
+    items: list[SampleItem]
+    rate: TokenRatio | None
+    counted: HashHistogram | None = None
+    skipped: Mapping[str, int] = field(default_factory=dict)
+    files: int | None = None
+    fetched: int | None = None
+    at_the_ends: Mapping[str, int] = field(default_factory=dict)
+
+
+def summary(
+    run: StepContext,
+    budget: Budget,
+    chosen: Chosen,
+    written: Mapping[str, Shard],
+    unique: Mapping[str, Shard],
+    repeated_ids: int | None,
+) -> Result:
+    """The step's result, in which `documents_seen` = `documents_kept` + the sum of `dropped`.
+
+    Every split has `tokens_asked`, its budget; `tokens_counted` by the source; `tokens_predicted`
+    for the tokenizer, with its standard error; and `predicted_over_asked`, the relative difference
+    of prediction and budget.
+    """
+    counted = all(unit.counted for item in chosen.items for unit in item.units)
+    number = {name: name.rpartition("/")[2] for name in written}
+    final = [unique.get(f"unique/{number[name]}", shard) for name, shard in written.items()]
+    splits = {name: _split(name, budget, chosen.rate, final) for name in budget.names}
+    dropped = Counter[str](chosen.skipped)
+    for shard in (*written.values(), *unique.values()):
+        dropped.update(shard.result["dropped"])
+    if repeated_ids is not None:
+        for name, part in splits.items():
+            part["duplicates_dropped"] = _dropped_of(name, unique)
+    seen = sum(s.result["seen"] for s in written.values()) + sum(chosen.skipped.values())
+    for name, part in splits.items():
+        if not part["documents"]:
+            raise InputError(_empty(name, seen, dropped))
+        if line := _far_off(name, part, chosen.at_the_ends.get(name, 0)):
+            run.warn(line)
+    return {
+        "order": list(splits),
+        "splits": splits,
+        "documents_seen": seen,
+        "documents_kept": sum(part["documents"] for part in splits.values()),
+        "dropped": dict(dropped),
+        "repeated_ids": repeated_ids,
+        "source": _source(chosen),
+        "probe": _probe(chosen.rate),
+        "read": {
+            "row_groups": sum(s.result["row_groups_read"] for s in written.values()),
+            "text_bytes": sum(s.result["text_bytes_read"] for s in written.values()),
+            "compressed_bytes": chosen.fetched,
+        },
+        "content_digest": _sum_hex(part["digest"] for part in splits.values()),
+        "headline": [
+            *(_line(name, part, counted) for name, part in splits.items()),
+            *(
+                f"skipped {dropped[reason]:,} {reason} rows"
+                for reason in SKIPPED
+                if dropped[reason]
+            ),
+        ],
+    }
+
+
+def _split(
+    name: str, budget: Budget, rate: TokenRatio | None, shards: list[Shard]
+) -> dict[str, Any]:
+    """A split's entry of the result: tokens asked, counted and predicted, and its documents."""
+    from data.select.token_ratio import TokenRatio
+
+    known = rate or TokenRatio()
+    parts = [s.result["splits"][name] for s in shards if name in s.result["splits"]]
+    documents = sum(part["documents"] for part in parts)
+    asked, counted = budget.asked(name), sum(part["tokens"] for part in parts)
+    predicted = round(float(known.predict(counted, documents)))
+    return {
+        "tokens_asked": asked,
+        "tokens_counted": counted,
+        "tokens_predicted": predicted,
+        "predicted_standard_error": known.error(counted, documents),
+        "predicted_over_asked": predicted / asked - 1 if asked > 0 else None,
+        "documents": documents,
+        "bytes": sum(part["bytes"] for part in parts),
+        "digest": _sum_hex(part["digest"] for part in parts),
+    }
+
+
+def _source(chosen: Chosen) -> dict[str, Any]:
+    """Counts of the source's documents that score high enough, or only its number of files."""
+    if chosen.counted is None:
+        return {"files": chosen.files}
+    return {
+        "documents": chosen.counted.documents,
+        "tokens_counted": chosen.counted.tokens,
+        "text_bytes": chosen.counted.text_bytes,
+    }
+
+
+def _probe(rate: TokenRatio | None) -> dict[str, Any] | None:
+    if rate is None:
+        return None
+    return {
+        "documents": rate.documents,
+        "clusters": rate.clusters,
+        "tokens_per_count": rate.per_count,
+        "standard_error": rate.standard_error,
+    }
+
+
+def _dropped_of(name: str, unique: Mapping[str, Shard]) -> dict[str, int]:
+    parts = [shard.result["dropped_splits"].get(name, {}) for shard in unique.values()]
+    return {key: sum(part.get(key, 0) for part in parts) for key in ("documents", "tokens")}
+
+
+def _sum_hex(digests: Iterable[str]) -> str:
+    from data.select.document_hash import digest_hex
+
+    return digest_hex(sum(int(digest, 16) for digest in digests))
+
+
+def _empty(name: str, seen: int, dropped: Mapping[str, int]) -> str:
+    """The error message for a split without documents."""
+    reasons = ", ".join(f"{count:,} ({reason})" for reason, count in dropped.items() if count)
+    return (
+        f"{name}: expected documents, found none: of {seen:,} rows, dropped {reasons}; check the "
+        "text, or leave the split out"
+    )
+
+
+def _far_off(name: str, part: dict[str, Any], at_the_end: int) -> str:
+    """The warning about a split that is far from its budget; empty for the others.
+
+    `at_the_end` documents have its last id.
+    """
+    from data.select.hash_ranges import one_id
+
+    share = part["predicted_over_asked"]
+    if share is None or abs(share) <= _FAR_OFF:
+        return ""
+    why = (
+        one_id(at_the_end) or "its last document or row group is that large"
+        if share > 0
+        else "empty texts, nulls and duplicates were counted before they were dropped"
+    )
+    return (
+        f"{name}: asked {part['tokens_asked']:,} tokens, holds {part['tokens_predicted']:,} "
+        f"({share:+.0%}); {why}"
+    )
+
+
+def _line(name: str, part: dict[str, Any], counted: bool) -> str:
+    """The headline of a split; `counted` is whether the source has a `token_count`."""
+    by = "by the source's count" if counted else "estimated from bytes"
+    asked = f"{part['tokens_asked']:,}" if part["tokens_asked"] > 0 else "all there is"
+    error = part["predicted_standard_error"]
+    share = part["predicted_over_asked"]
+    return (
+        f"{name}: {part['documents']:,} documents, {part['tokens_counted']:,} tokens {by}; "
+        f"asked {asked}, predicted {part['tokens_predicted']:,}"
+        + (f" ± {error:,.0f}" if error else "")
+        + (f" ({share:+.2%})" if share is not None else "")
+        + f"; {part['tokens_counted'] / part['documents']:,.2f} a document"
+    )

@@ -1,0 +1,1 @@
+"""Steps that score a model, or let it write."""

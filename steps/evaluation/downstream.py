@@ -1,0 +1,213 @@
+"""Downstream tasks: multiple-choice questions from a file, and tasks of lm-evaluation-harness."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+from data.read.listing import absolute, list_folder, list_source
+from models.shape.config import TransformerConfig
+from pipeline import (
+    External,
+    GangProcess,
+    Hardware,
+    InputError,
+    Result,
+    Runtime,
+    StepContext,
+    local,
+    step,
+)
+from pipeline.events import Emit
+from pipeline.store import storage
+from steps.artifacts import Checkpoint, Scores, Tokenizer
+from steps.checkpoints.find import read_tokenizer
+from steps.gang import FLAGS, HUB, coordinator_of
+from training.config import TrainConfig
+
+if TYPE_CHECKING:
+    from data.tokenizer.text_tokenizer import TextTokenizer
+    from training.evaluate.multiple_choice import Question
+
+_FIELDS = ("context", "choices", "gold")
+
+
+@dataclass(frozen=True)
+class Work:
+    """The argument of every process of the gang: a checkpoint and the tasks to run on it."""
+
+    checkpoint: str
+    model: TransformerConfig
+    train: TrainConfig
+    tokenizer: str
+    settings: Mapping[str, Any]
+    batch_size: int | None
+
+
+@step(output=Scores, version=2, cpus=0, environment=(*FLAGS, *HUB))
+def multiple_choice(
+    run: StepContext,
+    model: Checkpoint,
+    tokenizer: Tokenizer,
+    *,
+    questions: Annotated[str, External(list_source, absolute)],
+    delimiter: str = " ",
+    batch_size: Annotated[int | None, Runtime] = None,
+    hardware: Annotated[Hardware, Runtime] = local(),
+) -> Result:
+    """Accuracies on the questions of a file, as lm-evaluation-harness defines them.
+
+    Args:
+        run: the attempt.
+        model: a trained model.
+        tokenizer: the tokenizer of its training.
+        questions: URL of JSON lines: {"context": text, "choices": [text, ...], "gold": index}.
+        delimiter: text between context and choice.
+        batch_size: sequences per batch; None for that of evaluations during training.
+        hardware: the hardware to run on.
+    """
+    settings = {"questions": questions, "delimiter": delimiter}
+    work = _work(model, tokenizer, settings, batch_size)
+    row = run.gang(hardware, answer_process, work)
+    return {**row, "headline": [f"accuracy {row['acc']:.3f} of {row['items']} questions"]}
+
+
+def _check_harness(arguments: Mapping[str, Any]) -> None:
+    hardware = arguments["hardware"]
+    if hardware.processes != 1:
+        raise InputError(f"hardware {hardware.name!r}: lm_eval runs in one process; give it local")
+    if not arguments["tasks"]:
+        raise InputError('lm_evaluation: expected names of tasks, found none; such as ("piqa",)')
+
+
+@step(output=Scores, version=2, cpus=0, check=_check_harness, environment=(*FLAGS, *HUB))
+def lm_evaluation(
+    run: StepContext,
+    model: Checkpoint,
+    tokenizer: Tokenizer,
+    *,
+    tasks: tuple[str, ...],
+    include_path: Annotated[str | None, External(list_folder, absolute)] = None,
+    num_fewshot: int | None = None,
+    limit: int | None = None,
+    batch_size: Annotated[int | None, Runtime] = None,
+    hardware: Annotated[Hardware, Runtime] = local(),
+) -> Result:
+    """Metrics of tasks of EleutherAI's lm-evaluation-harness, which `ponente[lm-eval]` installs.
+
+    Args:
+        run: the attempt.
+        model: a trained model.
+        tokenizer: the tokenizer of its training.
+        tasks: names of tasks of the harness or of `include_path`.
+        include_path: a folder with your own tasks as YAML. The contents of all its files are part
+            of the key, so local data of the tasks should be in it.
+        num_fewshot: examples before each question; None for the task's own number.
+        limit: most questions of each task; None for all.
+        batch_size: sequences per batch; None for that of evaluations during training.
+        hardware: the hardware to run on, with one process.
+    """
+    settings = {"include_path": include_path, "num_fewshot": num_fewshot, "limit": limit}
+    work = _work(model, tokenizer, {"tasks": tasks, **settings}, batch_size)
+    answered = run.gang(hardware, harness_process, work)
+    return {
+        "tasks": answered["tasks"],
+        "measured": {"lm_eval": answered["version"]},
+        "headline": [
+            f"{task}: " + ", ".join(f"{name} {metrics[name]:.3f}" for name in sorted(metrics))
+            for task, metrics in answered["tasks"].items()
+        ],
+    }
+
+
+def _work(
+    model: Checkpoint, tokenizer: Tokenizer, settings: Mapping[str, Any], batch_size: int | None
+) -> Work:
+    return Work(
+        checkpoint=model.final,
+        model=model.model,
+        train=model.train,
+        tokenizer=tokenizer.file,
+        settings=settings,
+        batch_size=batch_size,
+    )
+
+
+def answer_process(work: Work, *, process: GangProcess, emit: Emit) -> dict[str, Any]:
+    """One process of the gang of `multiple_choice`; returns the metrics."""
+    from models.jax_numerics import fixed_numerics
+    from training.evaluate.multiple_choice import accuracy, answer
+    from training.sharding import distributed
+
+    del emit
+    coordinator = coordinator_of(process)
+    distributed.initialize(coordinator)
+    tokenizer = read_tokenizer(work.tokenizer, work.model)
+    questions = read_questions(work.settings["questions"], tokenizer, work.settings["delimiter"])
+    with fixed_numerics():
+        likelihood, model = _loaded(work, tokenizer)
+        row = accuracy(questions, answer(likelihood, model, questions))
+    if coordinator is not None:
+        distributed.shutdown()
+    return row
+
+
+def harness_process(work: Work, *, process: GangProcess, emit: Emit) -> dict[str, Any]:
+    """The only process of the gang of `lm_evaluation`."""
+    import importlib.metadata
+
+    from models.jax_numerics import fixed_numerics
+    from training.evaluate.lm_eval_adapter import adapter, harness, run_tasks
+
+    del process, emit
+    settings = dict(work.settings)
+    tasks, folder = settings.pop("tasks"), settings.pop("include_path")
+    harness()  # refuses a missing installation before the model is loaded
+    tokenizer = read_tokenizer(work.tokenizer, work.model)
+    with fixed_numerics():
+        likelihood, model = _loaded(work, tokenizer)
+    lm = adapter(model, likelihood, tokenizer, work.train.sequence_length)
+    if folder is not None:
+        from lm_eval.tasks import TaskManager  # pyrefly: ignore[missing-import]
+
+        settings["task_manager"] = TaskManager(include_path=folder)
+    version = importlib.metadata.version("lm_eval")
+    with fixed_numerics():
+        return {"tasks": run_tasks(lm, tasks, **settings), "version": version}
+
+
+def _loaded(work: Work, tokenizer: TextTokenizer) -> tuple[Any, Any]:
+    """(likelihood, model) on all devices."""
+    from training.evaluate.checkpoint_scorer import load_scored
+
+    return load_scored(
+        work.checkpoint, work.model, work.train, tokenizer.eos_id, batch_size=work.batch_size
+    )
+
+
+def read_questions(url: str, tokenizer: TextTokenizer, delimiter: str) -> Sequence[Question]:
+    """The questions of a file of JSON lines, encoded.
+
+    Raises:
+        InputError: a line is not a question, or the file has none.
+    """
+    from training.evaluate.multiple_choice import text_question
+
+    found = []
+    # Not `str.splitlines`: JSON strings may contain other characters that it takes for line ends.
+    for number, line in enumerate(storage.read_bytes(url).split(b"\n"), 1):
+        if not line.strip():
+            continue
+        try:
+            context, choices, gold = (json.loads(line)[name] for name in _FIELDS)
+            found.append(text_question(tokenizer, context, choices, gold, delimiter=delimiter))
+        except (ValueError, KeyError, TypeError, AttributeError, InputError) as error:
+            raise InputError(
+                f'{url}, line {number}: expected {{"context": text, "choices": [text, ...], '
+                f'"gold": index}}, found {line[:80].decode(errors="replace")!r} ({error})'
+            ) from error
+    if not found:
+        raise InputError(f"{url}: no questions; give a line for each")
+    return found

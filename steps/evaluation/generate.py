@@ -1,0 +1,149 @@
+"""Generate completions of fixed prompts with a trained model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from models.generate.sampling_config import Sampling
+from models.shape.config import TransformerConfig
+from models.shape.validation import at_least
+from pipeline import GangProcess, Hardware, InputError, Result, Runtime, StepContext, local, step
+from pipeline.events import Emit, Progress, Warned
+from steps.artifacts import Checkpoint, Completions, Tokenizer
+from steps.checkpoints.find import open_model, read_tokenizer
+from steps.declared import nearest_setting
+from steps.gang import FLAGS, coordinator_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """The argument of every process of the gang.
+
+    Attributes:
+        checkpoint: URL of the checkpoint's directory.
+        model: shape of the model.
+        dtype: dtype of matmuls in training.
+        sequence_length: tokens of a sequence in training.
+        tokenizer: URL of the tokenizer.json.
+        prompts, new_tokens, sampling: the completions to generate.
+    """
+
+    checkpoint: str
+    model: TransformerConfig
+    dtype: str
+    sequence_length: int
+    tokenizer: str
+    prompts: tuple[str, ...]
+    new_tokens: int
+    sampling: Sampling
+
+
+def _check(arguments: Mapping[str, Any]) -> None:
+    if not arguments["prompts"]:
+        raise InputError('generate: expected at least one prompt, found none; "" begins a document')
+    at_least("generate", new_tokens=(arguments["new_tokens"], 1))
+    Sampling(**{name: arguments[name] for name in ("temperature", "top_k", "top_p", "seed")})
+    if (tokenizer := arguments["tokenizer"]) is not None:
+        own = nearest_setting(arguments["checkpoint"], "vocab_size")
+        other = nearest_setting(tokenizer, "vocab_size")
+        if None not in (own, other) and own != other:
+            raise InputError(
+                f"generate: the model's tokenizer has {own} ids, the one given {other}; leave it "
+                "out for the model's own"
+            )
+
+
+@step(output=Completions, version=4, cpus=0, check=_check, environment=FLAGS)
+def generate(
+    run: StepContext,
+    checkpoint: Checkpoint,
+    tokenizer: Tokenizer | None = None,
+    *,
+    prompts: tuple[str, ...],
+    new_tokens: int = 80,
+    temperature: float = 0.8,
+    top_k: int | None = 40,
+    top_p: float | None = None,
+    seed: int = 0,
+    hardware: Annotated[Hardware, Runtime] = local(),
+) -> Result:
+    """A completion of each prompt by the final checkpoint, sampled with a fixed seed.
+
+    All prompts are continued as one batch. A completion ends before the first EOS, or after
+    `new_tokens`.
+
+    Args:
+        run: the attempt.
+        checkpoint: a trained model.
+        tokenizer: by default the tokenizer of the model's training.
+        prompts: texts to continue.
+        new_tokens: most tokens of a completion.
+        temperature: see `models.generate.sampling_config.Sampling` for this and the next three.
+        top_k: sample among the k likeliest ids only.
+        top_p: sample among the likeliest ids that have this share of the probability.
+        seed: seed of the random numbers.
+        hardware: the hardware to run on; one device of each process generates.
+    """
+    trained = checkpoint.train
+    request = Request(
+        checkpoint=checkpoint.final,
+        model=checkpoint.model,
+        dtype=trained.compute_dtype,
+        sequence_length=trained.sequence_length,
+        tokenizer=(tokenizer or checkpoint.tokenizer()).file,
+        prompts=prompts,
+        new_tokens=new_tokens,
+        sampling=Sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed),
+    )
+    written = run.gang(hardware, write_process, request)
+    completions = [
+        {"prompt": prompt, "completion": text}
+        for prompt, text in zip(prompts, written, strict=True)
+    ]
+    first = " ".join((prompts[0] + written[0]).split())
+    return {"completions": completions, "headline": [f"sample: {first}"]}
+
+
+def write_process(request: Request, *, process: GangProcess, emit: Emit) -> list[str]:
+    """One process of the gang; returns the completions.
+
+    Every process generates the same completions on a device of its own. All processes must start
+    JAX, because the chips of a slice open together, and a process that only waited for process 0
+    would run into the timeout of the group.
+    """
+    from training.sharding import distributed
+
+    coordinator = coordinator_of(process)
+    distributed.initialize(coordinator)
+    written = _write(request, emit if process.index == 0 else lambda _: None)
+    if coordinator is not None:
+        distributed.shutdown()
+    return written
+
+
+def _write(request: Request, emit: Emit) -> list[str]:
+    from models.generate.generate import check, stream
+
+    tokenizer = read_tokenizer(request.tokenizer, request.model)
+    encoded = [tokenizer.prompt_ids(prompt) for prompt in request.prompts]
+    check(request.model, encoded, request.new_tokens)
+    longest = max(map(len, encoded)) + request.new_tokens
+    if longest > request.sequence_length:
+        message = (
+            f"up to {longest:,} tokens are more than the {request.sequence_length:,} the model "
+            "was trained on; what comes after those may make no sense"
+        )
+        emit(Warned(message))
+    model = open_model(request.checkpoint, request.model, request.dtype)
+    eos, new = tokenizer.eos_id, request.new_tokens
+    generated: list[list[int]] = [[] for _ in request.prompts]
+    for parts in stream(model, encoded, new_tokens=new, sampling=request.sampling, eos_id=eos):
+        for row, part in zip(generated, parts, strict=True):
+            row += part
+        done = max(map(len, generated))
+        emit(Progress(done, new, "tokens"))
+    return [
+        tokenizer.continuation(ids, prompt) for prompt, ids in zip(encoded, generated, strict=True)
+    ]

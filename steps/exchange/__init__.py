@@ -1,0 +1,1 @@
+"""Steps that export models to other projects' formats, and import them."""

@@ -1,0 +1,183 @@
+"""Write README.md, the card of an exported model on the hub, and DATA.md, the card of its data.
+
+Every number comes from the run's records; what was not recorded is omitted, never guessed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from models.shape.flops import training_flops_per_token
+from pipeline.graph.hardware import pod
+from pipeline.pages import readable
+from pipeline.plan.lineage import Ancestor, lineage
+from pipeline.prices import price_of
+from pipeline.store import storage
+from steps.artifacts import Checkpoint
+from steps.pages.run_record import RunRecord, of_checkpoint
+from training.config.batch_schedule import batch_phases
+
+_HOUR = 3600.0
+_TABLE = ["| | |", "|---|---|"]
+
+
+def write_cards(
+    folder: str,
+    model: Checkpoint,
+    written: Mapping[str, Any],
+    name: str,
+    license: str,
+    source_licenses: Sequence[str],
+) -> None:
+    """Write README.md and DATA.md.
+
+    Args:
+        folder: URL of the exported model's directory.
+        model: the exported model.
+        written: result of `write_hf_folder`.
+        name, license: of the model.
+        source_licenses: licenses of the training data.
+    """
+    ancestors = lineage([model.path])
+    card = [*_front(license), f"# {name}", "", *_model(model, written), *_use(model)]
+    if not model.imported:
+        record = of_checkpoint(model, name, ancestors)
+        card += [*_training(model, record), *_evaluation(record)]
+    card += _lineage(ancestors)
+    _write(folder, "README.md", card)
+    data = [f"# Data of {name}", "", *_data(model, ancestors), *_licenses(source_licenses)]
+    _write(folder, "DATA.md", data)
+
+
+def _write(folder: str, name: str, lines: Sequence[str]) -> None:
+    text = "\n".join(lines).rstrip() + "\n"
+    storage.write_atomic(storage.join(folder, name), text.encode())
+
+
+def _front(license: str) -> list[str]:
+    # JSON is valid YAML, and its quotes keep YAML from reading a string as another type.
+    known = {"library_name": "transformers", "pipeline_tag": "text-generation"}
+    if license:
+        known["license"] = license
+    return ["---", *(f"{key}: {json.dumps(value)}" for key, value in known.items()), "---", ""]
+
+
+def _rows(facts: Sequence[tuple[str, str]]) -> list[str]:
+    return [*_TABLE, *(f"| {what} | {value} |" for what, value in facts if value), ""]
+
+
+def _model(model: Checkpoint, written: Mapping[str, Any]) -> list[str]:
+    config = model.model
+    facts = [
+        ("architecture", str(written["architecture"])),
+        ("parameters", f"{config.parameter_count:,}"),
+        ("layers, width, MLP", f"{config.layers}, {config.embed}, {config.mlp}"),
+        ("heads, of keys and values", f"{config.heads}, {config.kv_heads} of {config.head_size}"),
+        ("vocabulary", f"{config.vocab_size:,}"),
+        ("stored as", f"{written['dtype']}, {written['parameters']} parameters"),
+    ]
+    return ["## Model", "", *_rows(facts)]
+
+
+def _use(model: Checkpoint) -> list[str]:
+    length = model.train.sequence_length
+    if model.has_text:
+        loaded = model.tokenizer().load()
+        bos, eos = (loaded.decode([index]) for index in (loaded.bos_id, loaded.eos_id))
+        lines = [
+            f"A base model: it continues text. In training a document began with `{bos}` (BOS) and",
+            f"ended with `{eos}` (EOS). Begin a text with BOS if the tokenizer does not insert it.",
+        ]
+    else:
+        lines = ["It was trained on rows of integers, which have no text and no tokenizer."]
+    return ["## Use", "", *lines, f"Training sequences had {length:,} tokens.", ""]
+
+
+def _training(model: Checkpoint, record: RunRecord) -> list[str]:
+    config, train, result = model.model, model.train, model.result
+    steps = result["last"]["step"]
+    tokens = _tokens(train, steps)
+    flops = tokens * training_flops_per_token(config, train.sequence_length, causal=True)
+    name = str(result["measured"]["hardware"])
+    account = record.account()
+    seconds = account.total if account else result["measured"]["seconds"]["total"]
+    facts = [
+        ("steps", f"{steps:,}"),
+        ("tokens", f"{tokens:,}"),
+        ("FLOPs", f"{flops:.3g} (causal attention, without recomputation)"),
+        ("hardware", model.trained_on),
+        ("wall time", readable.duration(seconds)),
+        ("cost", _cost(name, seconds)),
+        ("continues", model.input_paths.get("checkpoint", "").rpartition("/")[2]),
+    ]
+    return ["## Training", "", *_rows(facts)]
+
+
+def _tokens(train: Any, steps: int) -> int:
+    """Tokens of a number of steps, under the schedule of batch sizes."""
+    phases = batch_phases(train)
+    ends = [*(phase.first for phase in phases[1:]), steps]
+    return sum(
+        max(0, min(end, steps) - phase.first) * phase.rows * train.sequence_length
+        for phase, end in zip(phases, ends, strict=True)
+    )
+
+
+def _cost(hardware: str, seconds: float) -> str:
+    """The cost at list prices; empty if the chip has no price."""
+    found = pod(hardware)
+    price = price_of(found.generation) if found.generation else None
+    return price.of(found.devices * seconds / _HOUR) if price else ""
+
+
+def _evaluation(record: RunRecord) -> list[str]:
+    last = [record.scores(name)[-1] for name in record.splits]
+    lines = ["## Evaluation", "", "| set | nats per token | bits per byte |", "|---|---|---|"]
+    for name, row in zip(record.splits, last, strict=True):
+        bits = f"{row['bits_per_byte']:.4f}" if "bits_per_byte" in row else ""
+        lines.append(f"| {name} | {row['loss']:.4f} | {bits} |")
+    return [*lines, ""]
+
+
+def _lineage(ancestors: Sequence[Ancestor]) -> list[str]:
+    lines = ["## Lineage", "", "| step | key | commit |", "|---|---|---|"]
+    for ancestor in ancestors:
+        manifest = ancestor.manifest
+        commit = (manifest.provenance.get("git") or {}).get("commit") or ""
+        lines.append(f"| {manifest.label} | {manifest.key[:20]} | {commit[:12]} |")
+    return [*lines, ""]
+
+
+def _data(model: Checkpoint, ancestors: Sequence[Ancestor]) -> list[str]:
+    lines = ["## Sources", ""]
+    sources = {
+        str(summary) for ancestor in ancestors for summary in ancestor.manifest.sources.values()
+    }
+    lines += [f"- {_escaped(source)}" for source in sorted(sources)] or ["None was recorded."]
+    lines.append("")
+    if model.imported:
+        return lines
+    splits = model.sequences.cache.result["splits"]
+    counted = next(iter(splits.values()))
+    fields = [field for field in ("documents", "rows", "tokens", "bytes") if field in counted]
+    lines += [
+        "## Splits",
+        "",
+        f"| split | {' | '.join(fields)} |",
+        f"|{'---|' * (1 + len(fields))}",
+    ]
+    for name, split in splits.items():
+        numbers = [f"{split[field]:,}" for field in fields]
+        lines.append(f"| {name} | {' | '.join(numbers)} |")
+    return [*lines, ""]
+
+
+def _licenses(given: Sequence[str]) -> list[str]:
+    lines = [f"- {_escaped(text)}" for text in given] or ["Not stated in the export."]
+    return ["## Licences of the sources", "", *lines, ""]
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\n", " ").replace("|", "\\|")

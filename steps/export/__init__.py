@@ -1,1 +1,0 @@
-"""Trained models in the file formats of other projects."""

@@ -1,0 +1,213 @@
+"""Several runs on one page: figures, differences of configuration, and overlaid curves.
+
+    ponente compare RUN RUN ... --output compare.html
+
+A run is the directory of a `train` step, finished or not, or a directory with a `metrics.jsonl`,
+which may still be growing; `name=directory` names it. A graph makes the same page with the step
+`compare`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from pipeline import InputError, Result, StepContext, step
+from pipeline.cli.context import say
+from pipeline.pages.readable import duration, flat
+from pipeline.plan.lineage import lineage
+from pipeline.store import storage
+from steps.artifacts import Checkpoint, Report
+
+if TYPE_CHECKING:
+    from steps.pages.run_record import RunRecord
+
+ABSENT = "-"
+
+
+def _check(arguments: Mapping[str, Any]) -> None:
+    runs, names = arguments["runs"], arguments["names"]
+    if names and len(names) != len(runs):
+        raise InputError(f"compare: {len(runs)} runs and {len(names)} names; give each run one")
+    _check_names(names or range(len(runs)))
+
+
+def _check_names(names: Sequence[Any]) -> None:
+    if not names or len(set(names)) < len(names):
+        raise InputError(f"compare: expected runs of different names, got {names}")
+
+
+@step(output=Report, version=1, reads_lineage=True, check=_check)
+def compare(
+    run: StepContext, runs: tuple[Checkpoint, ...], *, names: tuple[str, ...] = ()
+) -> Result:
+    """The HTML page of several training runs side by side.
+
+    Args:
+        run: the attempt.
+        runs: finished runs.
+        names: one for each run; by default the labels of the steps, numbered if they repeat.
+    """
+    from steps.pages.run_record import of_checkpoint
+
+    called = names or _numbered([each.manifest.label for each in runs])
+    records = [
+        of_checkpoint(checkpoint, name, lineage([checkpoint.path]))
+        for checkpoint, name in zip(runs, called, strict=True)
+    ]
+    with run.shard("page") as directory:
+        text = render(records)
+        storage.write_atomic(storage.join(directory, "index.html"), text.encode())
+    return {"headline": [f"compared {', '.join(record.name for record in records)}"]}
+
+
+def render(records: Sequence[RunRecord]) -> str:
+    """The page.
+
+    Raises:
+        InputError: there are no runs, or two of one name.
+    """
+    from steps.pages import page
+    from steps.pages.charts import bars_chart, overlaid
+    from steps.pages.sweep_charts import final_losses
+
+    names = [record.name for record in records]
+    _check_names(names)
+    accounts = [(record.name, record.account()) for record in records]
+    known = [(name, account) for name, account in accounts if account is not None]
+    return page.render(
+        "compare",
+        names=names,
+        figures=figures(records),
+        differences=differences(records),
+        curves=[*final_losses(records), *overlaid(records)],
+        times=[("Wall time by activity", bars_chart(known))] if known else [],
+    )
+
+
+def figures(records: Sequence[RunRecord]) -> list[list[str]]:
+    """Figures of the finished runs: a row per figure that at least one run has, a column per run.
+
+    The best value of a row is marked where `_BETTER` defines whether more or less is better.
+    """
+    from steps.pages.page import Best
+
+    found = [_figures(record) for record in records]
+    rows = [["figure", *(record.name for record in records)]]
+    for name in dict.fromkeys(name for each in found for name in each):
+        cells = [each.get(name, (math.nan, ABSENT)) for each in found]
+        values = {value for value, _ in cells if math.isfinite(value)}
+        better = _BETTER.get(name.partition(",")[0]) if len(values) > 1 else None
+        best = better(values) if better else None
+        rows.append([name, *(Best(text) if value == best else text for value, text in cells)])
+    return rows
+
+
+_BETTER: dict[str, Callable[[set[float]], float]] = {
+    **dict.fromkeys(("training loss", "loss", "bits per byte"), min),
+    **dict.fromkeys(("tokens per second", "MFU", "HFU", "goodput"), max),
+}
+
+
+def _figures(record: RunRecord) -> dict[str, tuple[float, str]]:
+    """Name -> (value, text)."""
+    found: dict[str, tuple[float, str]] = {}
+
+    def add(name: str, value: float, form: str) -> None:
+        found[name] = (value, form.format(value))
+
+    if record.history:
+        add("steps", int(record.history[-1]["step"]), "{:,}")
+        add("tokens in the loss", sum(r.get("tokens", 0) for r in record.history), "{:,.0f}")
+        add("training loss", _late(record.history, "loss"), "{:.4f}")
+    for name in record.splits:
+        row = record.scores(name)[-1]
+        add(f"loss, {name}", row["loss"], "{:.4f}")
+        if math.isfinite(row.get("bits_per_byte", math.nan)):
+            add(f"bits per byte, {name}", row["bits_per_byte"], "{:.4f}")
+    for name, column, form in (
+        ("tokens per second", "tokens_per_second", "{:,.0f}"),
+        ("MFU, causal", "mfu", "{:.1%}"),
+        ("HFU", "hfu", "{:.1%}"),
+    ):
+        values = sorted(row[column] for row in record.history if column in row)
+        if values:
+            add(f"{name}, median", values[len(values) // 2], form)
+    skipped = record.history[-1].get("skipped", 0) if record.history else 0
+    if skipped:
+        add("skipped steps", skipped, "{:,.0f}")
+    account = record.account()
+    if account is not None:
+        found["wall time, pauses included"] = (account.total, duration(account.total))
+        add("goodput, pauses included", account.goodput, "{:.1%}")
+    return found
+
+
+def _late(rows: Sequence[dict[str, Any]], column: str) -> float:
+    """Mean over the last 2 % of the rows with a finite value; the loss of one step is noisy."""
+    found = [v for row in rows if (v := row.get(column)) is not None and math.isfinite(v)]
+    last = found[-max(1, len(found) // 50) :]
+    return math.fsum(last) / len(last) if last else math.nan
+
+
+def differences(records: Sequence[RunRecord]) -> list[list[str]]:
+    """A row per setting whose value is not the same in all runs.
+
+    A partial record that lacks a setting is not compared: the run may still have its value.
+    """
+    trees = [flat(record.config) for record in records]
+    rows = [["setting", *(record.name for record in records)]]
+    for name in dict.fromkeys(name for tree in trees for name in tree):
+        values = [tree.get(name, ABSENT) for tree in trees]
+        compared = [
+            value
+            for record, tree, value in zip(records, trees, values, strict=True)
+            if name in tree or not record.partial
+        ]
+        if any(value != compared[0] for value in compared):
+            rows.append([name, *(str(value) for value in values)])
+    return rows
+
+
+def _numbered(names: Sequence[str]) -> list[str]:
+    if len(set(names)) == len(names):
+        return list(names)
+    return [f"{name} {number}" for number, name in enumerate(names, 1)]
+
+
+def _record(argument: str) -> RunRecord:
+    """The run that an argument `directory` or `name=directory` names."""
+    from pipeline.store.manifest import load
+    from steps.pages.run_record import of_checkpoint, of_directory
+
+    name, named, url = argument.partition("=")
+    if not named or "/" in name:  # the "=" belongs to a path
+        name, url = "", argument
+    url = storage.normalise(url)
+    name = name or url.rpartition("/")[2]
+    try:
+        manifest = load(url)
+    except NotADirectoryError as error:
+        raise InputError(f"{url}: expected a directory, found a file") from error
+    if manifest is None:
+        return of_directory(url, name)
+    if "record" not in [shard.name for shard in manifest.shards]:
+        raise InputError(f"{url}: expected a run of training, found an output of {manifest.label}")
+    return of_checkpoint(Checkpoint(url, manifest), name, lineage([url]))
+
+
+def main(arguments: Sequence[str]) -> int:
+    """`ponente compare`: write the page of the runs on the command line; returns the status."""
+    flags = argparse.ArgumentParser(
+        prog="ponente compare", description="Several training runs on one page."
+    )
+    flags.add_argument("runs", nargs="+", help="directory, or name=directory")
+    flags.add_argument("--output", default="compare.html")
+    options = flags.parse_args(arguments)
+    output = storage.normalise(options.output)
+    text = render([_record(each) for each in options.runs])
+    storage.write_atomic(output, text.encode())
+    say(f"page: {output}")
+    return 0

@@ -1,0 +1,295 @@
+"""The record of one training run, for reports and comparisons.
+
+A finished run is a `Checkpoint`. A run in progress is read from its step's directory, and a run
+without the pipeline from a directory with `metrics.jsonl`. Fields that an older record lacks are
+empty.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pipeline import InputError
+from pipeline.errors import CorruptOutput
+from pipeline.identity.fingerprint import canonical, plain
+from pipeline.plan.lineage import Ancestor, lineage
+from pipeline.store import storage
+from pipeline.store.ledger import Ledger
+from pipeline.store.manifest import KEEP, Manifest, chosen, load, resolve_ref
+from pipeline.store.shards import ATTEMPTS
+from steps.checkpoints.find import ABOUT, is_run
+
+if TYPE_CHECKING:
+    from steps.artifacts import Checkpoint
+    from training.metrics.goodput import Account
+    from training.metrics.journal import Attempt
+
+Row = dict[str, Any]
+VALIDATION = "validation"
+_METRICS = "metrics.jsonl"
+_CONTINUED = "checkpoint"  # input of `extend` and `warm_start`: the model that they continue
+_TAKEN = {None: "", "model": "with the model of ", "moments": "with the model and moments of "}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunRecord:
+    """One run.
+
+    Attributes:
+        name: label in legends.
+        history: a row per step, see `training.metrics.recorder`.
+        evaluations: rows with step, loss and other metrics, and the `split` that was scored.
+        samples: rows with step, prompt and completion.
+        journals: accounts of the attempts as plain mappings.
+        config: its settings, nested. The settings of a run that it continues are not included;
+            "continues" names that run.
+        entropy: unigram entropy of the training tokens in nats, None if unknown.
+        partial: whether `config` may lack settings of the run, as for an unfinished run.
+    """
+
+    name: str
+    history: list[Row]
+    evaluations: list[Row]
+    samples: list[Row]
+    journals: list[Row]
+    config: Mapping[str, Any]
+    entropy: float | None = None
+    partial: bool = False
+
+    @property
+    def splits(self) -> list[str]:
+        """Names of the held-out splits, in order of appearance."""
+        return list(dict.fromkeys(split_of(row) for row in self.evaluations))
+
+    def scores(self, name: str) -> list[Row]:
+        """The evaluations on one split."""
+        return [row for row in self.evaluations if split_of(row) == name]
+
+    def account(self) -> Account | None:
+        """The account of its wall time; None without a journal."""
+        from training.metrics.goodput import account
+        from training.metrics.journal import Attempt
+
+        if not self.journals:
+            return None
+        return account([Attempt.from_json(json.dumps(each).encode()) for each in self.journals])
+
+
+def split_of(row: Mapping[str, Any]) -> str:
+    """Name of the held-out split of an evaluation."""
+    return str(row.get("split") or VALIDATION)
+
+
+def of_checkpoint(checkpoint: Checkpoint, name: str, ancestors: Iterable[Ancestor]) -> RunRecord:
+    """The record of a finished run.
+
+    Args:
+        checkpoint: its output.
+        name: label in legends.
+        ancestors: its lineage, which has the configurations of all inputs.
+    """
+    tables = checkpoint.tables()
+    return RunRecord(
+        name=name,
+        history=tables["history"],
+        evaluations=tables["evaluations"],
+        samples=tables["samples"],
+        journals=checkpoint.journals,
+        config=_configuration(ancestors, checkpoint),
+        entropy=checkpoint.result.get("unigram_entropy"),
+    )
+
+
+def _configuration(ancestors: Iterable[Ancestor], checkpoint: Checkpoint) -> dict[str, Any]:
+    """A run's own settings, and by step those of its inputs.
+
+    For a selection it is the configuration of the selected run.
+    """
+    path, own = _meant(checkpoint.path, checkpoint.manifest)
+    read = _read(path, own)
+    # The result has settings that the configuration lacks: the model of a continued checkpoint, and
+    # steps, sequence length and seed that depend on the sequences.
+    settings = {**plain(own.config), **_settings(own.result)}
+    for budget in ("epochs", "tokens"):  # the settings have the steps that follow from them
+        settings.pop(budget, None)
+    found: dict[str, Any] = {}
+    if _CONTINUED in read:
+        at, take = settings.pop("at", None), settings.pop("take", None)
+        found["continues"] = _TAKEN.get(take, f"with {take} of ") + _point(read[_CONTINUED], at)
+    return {**found, **_above(ancestors, read.values()), **settings}
+
+
+def _point(path: str, at: int | None) -> str:
+    """Name of the run in the directory `path`, with the step at which another run continued it."""
+    published = load(path)
+    if published is None:
+        where = "" if at is None else f" at step {at}"
+        return f"{path.rpartition('/')[2]}{where}, which is gone"
+    path, run = _meant(path, published)
+    if at is None and is_run(run):
+        at = run.shard(run.result["checkpoint"]).result["step"]
+    where = "" if at is None else f" at step {at}"
+    # The directory's name is added because another run may have the same label.
+    return f"{run.label}{where} ({run.home(path).rpartition('/')[2]})"
+
+
+def _above(ancestors: Iterable[Ancestor], paths: Iterable[str]) -> dict[str, Any]:
+    """By step, the configuration of the outputs at `paths` and of their ancestors.
+
+    Training runs are left out, and so are ancestors that are reached only through them.
+    """
+    ancestors = list(ancestors)
+    manifests = {ancestor.path: ancestor.manifest for ancestor in ancestors}
+    reached: set[str] = set()
+    stack = list(paths)
+    while stack:
+        path = stack.pop()
+        if path in manifests:
+            path, manifest = _meant(path, manifests[path])
+            if path not in reached and not is_run(manifest):
+                reached.add(path)
+                stack.extend(_read(path, manifest).values())
+    return {a.manifest.label: plain(a.manifest.config) for a in ancestors if a.path in reached}
+
+
+def _meant(path: str, manifest: Manifest) -> tuple[str, Manifest]:
+    """Directory and manifest of the output that a selection chose, if it exists; else its own."""
+    try:
+        return chosen(path, manifest)
+    except CorruptOutput:
+        return path, manifest
+
+
+def _read(path: str, manifest: Manifest) -> dict[str, str]:
+    """URL of the directory of each input, by name."""
+    if not manifest.inputs and manifest.alias is not None:
+        # An adopted output may record no inputs; the manifest of the original output has them.
+        path = manifest.home(path)
+        manifest = load(path) or manifest
+    return {name: resolve_ref(path, read["directory"]) for name, read in manifest.inputs.items()}
+
+
+def _settings(given: Mapping[str, Any]) -> dict[str, Any]:
+    """A run's recorded settings in the form of a manifest's configuration, so that both compare.
+
+    Args:
+        given: some of model, optimizer and train, with all their fields as JSON.
+    """
+    from models.shape.config import TransformerConfig
+    from training.config import OptimizerConfig, TrainConfig
+
+    kinds: dict[str, Any] = {
+        "model": TransformerConfig.from_plain,
+        "optimizer": lambda fields: OptimizerConfig(**fields),
+        "train": TrainConfig.from_plain,
+    }
+    found: dict[str, Any] = {}
+    for part, rebuild in kinds.items():
+        fields = given.get(part)
+        if isinstance(fields, Mapping):
+            try:
+                found[part] = plain(canonical(rebuild(fields)))
+            except (InputError, KeyError, TypeError):
+                found[part] = dict(fields)  # written by a version with other fields
+    return found
+
+
+def of_directory(url: str, name: str) -> RunRecord:
+    """The record of a run without a manifest: in progress, interrupted, or without the pipeline.
+
+    Args:
+        url: directory of its step; of one attempt, for the run up to the end of that attempt; or of
+            a `metrics.jsonl`, with the journals in the subdirectory `journal`.
+        name: label in legends.
+
+    Raises:
+        InputError: the directory has no `metrics.jsonl`, or only an empty one.
+    """
+    from training.metrics.journal import read_journals
+
+    root, inside, attempt = url.rpartition(f"/{ATTEMPTS}/")
+    generation, journals = _attempts(root, attempt) if inside else _attempts(url)
+    if journals:
+        step = root if inside else url
+        attempts = [_entries(storage.join(step, ATTEMPTS, a.attempt, KEEP)) for a in journals]
+        above = _lineage(Ledger(step, generation))
+    else:
+        journals = read_journals(storage.join(url, "journal"))
+        attempts, above = [_entries(url)], {}
+    if not any(attempts):
+        raise InputError(
+            f"{url}: expected the directory of a run, with a {_METRICS} that is not empty, or of a "
+            "`train` step, whose run writes one when it begins"
+        )
+    configs = [each for entries in attempts for each in entries if each["kind"] == "config"]
+    return RunRecord(
+        name=name,
+        history=_joined(attempts, "step"),
+        evaluations=_joined(attempts, "evaluation"),
+        samples=_joined(attempts, "sample"),
+        journals=[json.loads(each.to_json()) for each in journals],
+        config={**above, **_settings(configs[-1])} if configs else above,
+        partial=True,
+    )
+
+
+def _attempts(step: str, last: str = "") -> tuple[str, list[Attempt]]:
+    """Generation and journals of the newest run in a step's directory, by attempt.
+
+    Args:
+        step: URL of the directory.
+        last: name of an attempt, to select its run and the attempts up to it. The result is empty
+            if it has no journal.
+    """
+    from training.metrics.journal import read_journals
+
+    runs = []
+    for generation in storage.list_names(storage.join(step, "journal")):
+        journals = read_journals(storage.join(step, "journal", generation))
+        # Sorted by number, because the clocks of machines differ.
+        journals.sort(key=lambda each: each.attempt)
+        names = [each.attempt for each in journals]
+        if last in names:
+            return generation, journals[: names.index(last) + 1]
+        runs.append((names[-1:], generation, journals))
+    if last or not runs:
+        return "", []
+    _, generation, journals = max(runs, key=lambda each: each[:2])
+    return generation, journals
+
+
+def _lineage(ledger: Ledger) -> dict[str, Any]:
+    """By step, the configuration of an unfinished run's training data."""
+    about = ledger.find(ABOUT)
+    if about is None:
+        return {}
+    written = storage.read_json(storage.join(ledger.root, about.root, "about.json"))
+    sequences = resolve_ref(ledger.root, written["sequences"])
+    return _above(lineage([sequences]), [sequences])
+
+
+def _entries(directory: str) -> list[Row]:
+    from training.metrics.history import read_log
+
+    try:
+        return list(read_log(directory))
+    except ValueError as error:
+        url = storage.join(directory, _METRICS)
+        raise InputError(f"{url}: expected an object of JSON a line ({error})") from error
+
+
+def _joined(attempts: list[list[Row]], kind: str) -> list[Row]:
+    """The entries of one kind by step; for a step that was repeated, those of the last attempt."""
+    joined: dict[tuple[Any, ...], Row] = {}
+    for entries in attempts:
+        rows = [each for each in entries if each["kind"] == kind]
+        begins = [each["step"] for each in entries if each["kind"] == "began"]
+        # An attempt that ended before it restored its checkpoint repeats no steps.
+        if begins or rows:
+            first = begins[-1] if begins else 0
+            joined = {k: row for k, row in joined.items() if k[0] <= first and (first or k[0])}
+        joined |= {(row["step"], row.get("split"), row.get("prompt")): row for row in rows}
+    return sorted(joined.values(), key=lambda row: row["step"])

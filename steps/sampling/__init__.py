@@ -1,1 +1,0 @@
-"""The shard writers and the result of the step `sample`."""

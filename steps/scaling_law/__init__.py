@@ -1,0 +1,1 @@
+"""Ladders of runs and the law fitted to them."""

@@ -1,0 +1,233 @@
+"""Fit scaling laws to the losses of runs, with bootstrap refits that measure the uncertainty.
+
+L(N, D) = E + A / N^alpha + B / D^beta by approach 3 of Hoffmann et al., 2022 (arXiv:2203.15556,
+section 3.3): minimise the sum of Huber losses of log L, of width 0.001, from a grid of starts. The
+minimiser is scipy's `least_squares` and not L-BFGS, which stopped before the minimum in that paper
+(Besiroglu et al., 2024, arXiv:2404.10102).
+
+Intervals come from a parametric bootstrap (Efron and Tibshirani, 1993, chapter 6): runs keep their
+N and D, losses are drawn around the fitted law, and the law is fitted again. The variance of the
+noise in log L is the sum of squared residuals divided by a chi-square draw, so that few runs give
+the wide intervals of Student's t. Resampling the runs could drop whole sizes of a small ladder.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from scipy.optimize import least_squares, nnls
+
+from steps.scaling_law.points import COEFFICIENTS
+
+HUBER = 1e-3
+"""Width of the quadratic part in log L, as in Hoffmann et al."""
+EXPONENTS = (0.01, 3.0)
+"""Bounds of alpha and beta."""
+_STARTS = (0.1, 0.2, 0.35, 0.5, 0.8, 1.2, 2.0)
+"""Starts of alpha and of beta; E, A and B follow by linear least squares."""
+_REFINED = 6  # number of starts, the best ones, that are minimised
+_NEGLIGIBLE = 1e-5  # share of the loss below which a term counts as absent
+
+
+@dataclass(frozen=True)
+class TwoVariableLaw:
+    """L(N, D) = E + A / N^alpha + B / D^beta in nats per token.
+
+    Coefficients are float64 [], or [fit, 1] for many laws at once.
+    """
+
+    E: np.ndarray
+    A: np.ndarray
+    alpha: np.ndarray
+    B: np.ndarray
+    beta: np.ndarray
+
+    def loss(self, parameters: Any, tokens: Any) -> np.ndarray:
+        """float64: the loss of a size after a number of tokens; all inputs broadcast."""
+        return self.E + self.A * parameters**-self.alpha + self.B * tokens**-self.beta
+
+
+@dataclass(frozen=True)
+class PowerLaw:
+    """L(C) = K / C^gamma in nats per token, C in FLOPs; coefficients as of `TwoVariableLaw`."""
+
+    K: np.ndarray
+    gamma: np.ndarray
+
+    def loss(self, flops: Any) -> np.ndarray:
+        """float64: the loss after a number of FLOPs; argument and coefficients broadcast."""
+        return self.K * flops**-self.gamma
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A fitted law and its uncertainty.
+
+    Attributes:
+        law: fit to the measured losses, a `TwoVariableLaw` or a `PowerLaw`.
+        refits: fits to bootstrap losses, with coefficients [resamples, 1].
+        fitted: float64 [runs], the law's losses of the runs.
+        noise: standard deviation of log L of one run around the law.
+    """
+
+    law: Any
+    refits: Any
+    fitted: np.ndarray
+    noise: float
+
+
+def fit_two_variables(
+    parameters: np.ndarray, tokens: np.ndarray, losses: np.ndarray, *, resamples: int, seed: int = 0
+) -> tuple[Fit | None, str]:
+    """The fit of L(N, D) and ""; or None and the reason why the losses do not determine it.
+
+    Args:
+        parameters, tokens, losses: float64 [runs], more than five.
+        resamples: number of refits.
+        seed: seed of their noise.
+    """
+    search = _Search(parameters, tokens)
+    best = search.from_grid(np.log(losses))
+    if reason := search.absent(best, losses):
+        return None, reason
+    log_fitted = search.log_loss(best)
+    noise, drawn = _drawn(np.log(losses) - log_fitted, COEFFICIENTS, resamples, seed)
+    again = np.array([search.minimum(log_fitted + each, best) for each in drawn])
+    law = TwoVariableLaw(*search.coefficients(best))
+    refits = TwoVariableLaw(*(each[:, None] for each in search.coefficients(again)))
+    return Fit(law, refits, np.exp(log_fitted), noise), ""
+
+
+def fit_power(flops: np.ndarray, losses: np.ndarray, *, resamples: int, seed: int = 0) -> Fit:
+    """The power law in compute, by least squares of log L; it needs three runs or more.
+
+    Args:
+        flops, losses: float64 [runs].
+        resamples: number of refits.
+        seed: seed of their noise.
+    """
+    x, y = np.log(flops), np.log(losses)
+    slope, level = np.polyfit(x, y, 1)
+    log_fitted = level + slope * x
+    noise, drawn = _drawn(y - log_fitted, 2, resamples, seed)
+    slopes, levels = np.polyfit(x, (log_fitted + drawn).T, 1)
+    law = PowerLaw(np.exp(level), -slope)
+    refits = PowerLaw(np.exp(levels)[:, None], -slopes[:, None])
+    return Fit(law, refits, np.exp(log_fitted), noise)
+
+
+def _drawn(
+    residuals: np.ndarray, coefficients: int, resamples: int, seed: int
+) -> tuple[float, np.ndarray]:
+    """The noise's standard deviation, and draws of the noise [resamples, runs].
+
+    Every resample has its own variance, the sum of squares divided by a chi-square draw.
+    """
+    freedom = len(residuals) - coefficients
+    squares = float(np.sum(residuals**2))
+    random = np.random.default_rng(seed)
+    scales = np.sqrt(squares / random.chisquare(freedom, (resamples, 1)))
+    return (squares / freedom) ** 0.5, scales * random.standard_normal((resamples, len(residuals)))
+
+
+class _Search:
+    """Minima over (log E, log A', log B', alpha, beta).
+
+    A' and B' are the two terms at the geometric means of N and D. A and B themselves are the terms
+    at N = 1 and D = 1, far outside of the runs; they correlate so strongly with alpha and beta that
+    the minimum would lie in a long, narrow valley.
+    """
+
+    def __init__(self, parameters: np.ndarray, tokens: np.ndarray) -> None:
+        self.middle = np.mean(np.log(parameters)), np.mean(np.log(tokens))
+        self.n = np.log(parameters) - self.middle[0]
+        self.d = np.log(tokens) - self.middle[1]
+
+    def terms(self, theta: np.ndarray) -> np.ndarray:
+        """float64 [3, runs]: E, A / N^alpha, B / D^beta."""
+        e, a, b, alpha, beta = theta
+        return np.exp([np.full_like(self.n, e), a - alpha * self.n, b - beta * self.d])
+
+    def log_loss(self, theta: np.ndarray) -> np.ndarray:
+        """float64 [runs]: log L."""
+        return np.log(self.terms(theta).sum(axis=0))
+
+    def minimum(self, log_losses: np.ndarray, start: np.ndarray) -> np.ndarray:
+        """The minimum reached from `start`, to much less than the differences between refits."""
+        return self._minimise(log_losses, start, tolerance=1e-6).x
+
+    def from_grid(self, log_losses: np.ndarray) -> np.ndarray:
+        """The lowest minimum reached from the best starts of the grid."""
+        # At fixed exponents L is linear in E, A' and B'. Dividing its equations by the losses makes
+        # the residuals relative, close to those of log L.
+        losses = np.exp(log_losses)
+        starts = []
+        for alpha, beta in itertools.product(_STARTS, repeat=2):
+            columns = [np.ones_like(self.n), np.exp(-alpha * self.n), np.exp(-beta * self.d)]
+            linear, distance = nnls(
+                np.stack(columns, axis=1) / losses[:, None], np.ones(len(losses))
+            )
+            start = np.array([*np.log(np.maximum(linear, 1e-300)), alpha, beta])
+            starts.append((distance, start))
+        starts.sort(key=lambda each: each[0])
+        found = [self._minimise(log_losses, start, 1e-12) for _, start in starts[:_REFINED]]
+        return min(found, key=lambda each: each.cost).x
+
+    def coefficients(self, theta: np.ndarray) -> tuple[np.ndarray, ...]:
+        """E, A, alpha, B, beta, of theta [5] or [fits, 5]."""
+        e, a, b, alpha, beta = np.moveaxis(theta, -1, 0)
+        scales = a + alpha * self.middle[0], b + beta * self.middle[1]
+        return np.exp(e), np.exp(scales[0]), alpha, np.exp(scales[1]), beta
+
+    def absent(self, theta: np.ndarray, losses: np.ndarray) -> str:
+        """The reason why a term is absent: it is negligible or its exponent at a bound; or ""."""
+        floor = np.log(2 * _NEGLIGIBLE * losses.min())
+        low, high = EXPONENTS
+        for scale, exponent, name in (
+            (theta[1], theta[3], "N, the model's size"),
+            (theta[2], theta[4], "D, the tokens"),
+        ):
+            if scale < floor or not 1.01 * low < exponent < 0.99 * high:
+                return f"the losses do not fall with a power of {name}"
+        return ""
+
+    def _minimise(self, log_losses: np.ndarray, start: np.ndarray, tolerance: float) -> Any:
+        lowest, highest = log_losses.min(), log_losses.max()
+        floor = lowest + np.log(_NEGLIGIBLE)
+        low = np.array([floor, floor, floor, EXPONENTS[0], EXPONENTS[0]])
+        high = np.array([lowest, highest + 2, highest + 2, EXPONENTS[1], EXPONENTS[1]])
+        inside = np.clip(start, low + 1e-9, high - 1e-9)
+
+        def distance(theta: np.ndarray) -> np.ndarray:
+            return self.log_loss(theta) - log_losses
+
+        def slopes(theta: np.ndarray) -> np.ndarray:
+            # d log L / d theta = (d L / d theta) / L, where every term is an exponential of theta.
+            e, x, y = self.terms(theta)
+            return np.stack([e, x, y, -self.n * x, -self.d * y], axis=1) / (e + x + y)[:, None]
+
+        return least_squares(
+            distance,
+            inside,
+            slopes,
+            bounds=(low, high),
+            loss=_huber,
+            f_scale=HUBER,
+            max_nfev=500,
+            **dict.fromkeys(("ftol", "xtol", "gtol"), tolerance),
+        )
+
+
+def _huber(squares: np.ndarray) -> np.ndarray:
+    """rho(z), rho'(z) and 0 for z = (residual / width)^2, [3, runs]: twice Huber's function.
+
+    rho(z) = z up to 1 and 2 sqrt(z) - 1 above. The second derivative is set to 0, so scipy uses the
+    curvature of least squares with Huber's weights, which stays positive where most residuals are
+    beyond the width.
+    """
+    root = np.sqrt(np.maximum(squares, 1.0))
+    value = np.where(squares <= 1.0, squares, 2.0 * root - 1.0)
+    return np.stack([value, 1.0 / root, np.zeros_like(squares)])

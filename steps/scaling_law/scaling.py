@@ -1,0 +1,193 @@
+"""Fit and draw the scaling law of several runs, and predict what larger budgets buy."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from models.shape.validation import at_least
+from pipeline import Artifact, InputError, Result, StepContext, step
+from pipeline.graph.facts import Facts, Results
+from pipeline.graph.step import Node
+from pipeline.store import storage
+from pipeline.store.manifest import load
+from steps.artifacts import Checkpoint, Report, Scores
+from steps.scaling_law.points import (
+    Point,
+    check_frontier,
+    point_of,
+    same_budget,
+    why_not_two_variables,
+)
+from steps.training.budget import MOST_EPOCHS
+from steps.training.plan.declared_run import declared_run
+from training.config import TrainConfig
+
+if TYPE_CHECKING:
+    from steps.scaling_law.forecast import ScalingLaw
+
+_MORE = (10.0, 100.0)
+"""Default budgets, as multiples of the FLOPs of the largest run."""
+
+
+def _check(arguments: Mapping[str, Any]) -> None:
+    for node in arguments["runs"]:
+        trained = _training(node)
+        if not issubclass(node.output, Checkpoint | Scores) or not trained:
+            raise InputError(
+                f"scaling: expected runs of training, or their scores, found {node.label!r}"
+            )
+        if any(each.step.name == "warm_start" for each in trained):
+            raise InputError(
+                f"scaling: {node.label!r} begins with trained parameters, so its tokens are not "
+                "all that it learned from; give runs that begin with new parameters"
+            )
+    at_least("scaling", runs=(len(arguments["runs"]), 3), resamples=(arguments["resamples"], 20))
+    for budget in arguments["budgets"]:
+        if not 0 < budget < math.inf:
+            raise InputError(f"scaling.budgets: expected FLOPs above 0, got {budget}")
+
+
+def _training(node: Node) -> list[Node]:
+    """The steps that train `node`'s model, or the models that it was selected from."""
+    if isinstance(node.config.get("train"), TrainConfig):
+        return [node]
+    above = [each for each in node.inputs.values() if issubclass(each.output, Checkpoint | Scores)]
+    return [found for each in above for found in _training(each)]
+
+
+def _facts(node: Node, results: Results) -> Facts:
+    """The law that the declared runs can determine; refuses runs that determine none."""
+    points = []
+    for each in node.inputs.values():
+        run = declared_run(_training(each)[0], results)
+        if run is None or run.steps is None:
+            return Facts()
+        points.append(point_of(each.label, run.model, run.train, math.nan))
+    reason = why_not_two_variables(points)
+    if reason:
+        try:
+            check_frontier(len(same_budget(points)))
+        except InputError as error:
+            raise InputError(f"{reason}; and {error}") from None
+    flops = math.fsum(point.flops for point in points)
+    law = f"a power law in compute ({reason})" if reason else "L(N, D)"
+    sizes = len({point.parameters for point in points})
+    line = f"law         {law} of {len(points)} runs, {sizes} sizes, {flops:.2e} FLOPs in all"
+    return Facts((line,), {"runs": len(points), "flops": flops, "two_variables": not reason})
+
+
+@step(output=Report, version=1, reads_lineage=True, check=_check, facts=_facts)
+def scaling(
+    run: StepContext,
+    runs: tuple[Artifact, ...],
+    *,
+    budgets: tuple[float, ...] = (),
+    split: str = "",
+    resamples: int = 200,
+) -> Result:
+    """L(N, D) = E + A / N^alpha + B / D^beta fitted to finished runs, as a page and as numbers.
+
+    `steps.scaling_law.fit` documents the method. If N and D of the runs cannot determine this law,
+    the step fits a power law in compute, L(C) = K / C^gamma, to the best run of each budget, and
+    the result has the reason (`why_compute`).
+
+    Args:
+        run: the attempt.
+        runs: trained models, such as a `ladder`, or scores of them; each with a schedule of its
+            own length, and one tokenizer for all.
+        budgets: training FLOPs for which the result predicts the best size, tokens and loss. By
+            default 10 and 100 times those of the largest run.
+        split: held-out split whose loss is fitted; by default that of the first run's result.
+        resamples: number of bootstrap refits, which give the intervals.
+
+    Raises:
+        InputError: the runs determine neither law, have different tokenizers, or one has no loss
+            on the split.
+    """
+    from steps.scaling_law import page as scaling_page
+    from steps.scaling_law.forecast import CONFIDENCE, ScalingLaw
+
+    trained = [_checkpoint(each) for each in runs]
+    tokenizers = {each.sequences.cache.result["tokenizer"] for each in trained}
+    if len(tokenizers) > 1:
+        raise InputError(
+            f"scaling: expected runs of one tokenizer, found {len(tokenizers)}; losses per token "
+            "of different tokenizers cannot be compared"
+        )
+    split = split or _rows(runs[0])[0]["split"]
+    points = [_point(*pair, split) for pair in zip(trained, runs, strict=True)]
+    epochs = [_epochs(*pair) for pair in zip(trained, points, strict=True)]
+    if repeated := sum(each > MOST_EPOCHS for each in epochs):
+        run.warn(
+            f"{repeated} of {len(runs)} runs read their data more than {MOST_EPOCHS} times, up to "
+            f"{max(epochs):.1f}; repeated tokens lower the loss less than the new ones that the "
+            "law assumes"
+        )
+    law = ScalingLaw(points, resamples)
+    if law.why_compute:
+        run.warn(f"a power law in compute, since L(N, D) is not determined: {law.why_compute}")
+    bought = [law.buy(each) for each in budgets or [more * law.largest for more in _MORE]]
+    with run.shard("page") as directory:
+        text = scaling_page.render(law, bought, split)
+        storage.write_atomic(storage.join(directory, "index.html"), text.encode())
+    return {
+        "law": scaling_page.formula(law),
+        "why_compute": law.why_compute,
+        "split": split,
+        "coefficients": {name: asdict(each) for name, each in law.coefficients().items()},
+        "confidence": CONFIDENCE,
+        "noise": law.fit.noise,
+        "runs": _residuals(law),
+        "budgets": [{**asdict(each), "extrapolation": each.flops / law.largest} for each in bought],
+        "headline": [scaling_page.formula(law), *(scaling_page.sentence(law, b) for b in bought)],
+    }
+
+
+def _residuals(law: ScalingLaw) -> list[dict[str, Any]]:
+    """The runs that the law was fitted to, with fitted loss and residual of log L."""
+    return [
+        {**asdict(point), "fitted": float(fitted), "residual": math.log(point.loss / fitted)}
+        for point, fitted in zip(law.points, law.fit.fitted, strict=True)
+    ]
+
+
+def _rows(scored: Artifact) -> list[dict[str, Any]]:
+    """Rows with split and loss of the finished model; the one of the headline comes first."""
+    if "evaluations" in scored.result:
+        last = scored.result["last"]
+        return [
+            last,
+            *(row for row in scored.result["evaluations"] if row["split"] != last["split"]),
+        ]
+    rows = scored.result.get("rows", [])
+    if not rows:
+        raise InputError(f"scaling: {scored.manifest.label} has no loss; give evaluate's scores")
+    return [row for row in rows if row["step"] == rows[-1]["step"]]
+
+
+def _point(trained: Checkpoint, scored: Artifact, split: str) -> Point:
+    """N, D, FLOPs and loss of a run; `scored` is the run itself or its scores."""
+    name = trained.manifest.label
+    losses = {row["split"]: row["loss"] for row in _rows(scored)}
+    if split not in losses:
+        raise InputError(f"scaling: {name} has no loss on {split!r}; it has {', '.join(losses)}")
+    return point_of(name, trained.model, trained.train, losses[split])
+
+
+def _epochs(trained: Checkpoint, point: Point) -> float:
+    """Epochs over a run's sequences; 0 for a mixture, which repeats its inputs without end."""
+    sequences = trained.sequences.result
+    return point.tokens / (sequences.get("sequences", math.inf) * sequences["sequence_length"])
+
+
+def _checkpoint(scored: Artifact) -> Checkpoint:
+    if "evaluations" in scored.result:
+        return Checkpoint(scored.path, scored.manifest)
+    path = scored.input_paths["checkpoint"]
+    found = load(path)
+    if found is None:
+        raise InputError(f"scaling: {path}, which {scored.path} scored, is gone; run again")
+    return Checkpoint(path, found)

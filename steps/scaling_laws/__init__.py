@@ -1,1 +1,0 @@
-"""Laws of how the loss falls with parameters and tokens: their fit and their predictions."""

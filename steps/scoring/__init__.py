@@ -1,1 +1,0 @@
-"""Scoring of checkpoints, for `evaluate` and `follow`."""

@@ -1,0 +1,178 @@
+"""The training run that a node declares, as far as it follows from the graph."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from dataclasses import dataclass
+
+from models.shape.config import TransformerConfig
+from models.shape.flops import training_flops_per_token
+from pipeline import Hardware, InputError
+from pipeline.graph.facts import Results
+from pipeline.graph.step import Node
+from pipeline.store import storage
+from steps.artifacts import TEST, TRAIN, Documents, Sequences, TokenCache
+from steps.declared import nearest_setting, splits
+from steps.training.budget import budgeted, steps_of
+from steps.training.plan.continued import continued_optimizer, done_before, steps_saved
+from training.config import OptimizerConfig, TrainConfig
+from training.config.batch_schedule import batch_phases, largest_of, rows_read
+from training.config.job import check_enough
+
+
+@dataclass(frozen=True)
+class DeclaredRun:
+    """A step that trains.
+
+    Attributes:
+        train: the configuration of the largest batch phase that is left, with the sequences'
+            length.
+        steps: optimizer steps, those that are done included; None if they depend on outputs that do
+            not exist yet.
+        phases: number of steps left and configuration of each batch phase; empty without `steps`.
+        splits: number of held-out splits to evaluate on.
+        exact: whether `steps` is exact, or estimated from the tokens of the cache or the budget of
+            `sample`.
+        done: steps that are done: by the run it continues, or by an interrupted attempt.
+        whole: the configuration with all batch phases.
+        epochs: how often the steps read each source; empty where that is not known yet.
+    """
+
+    model: TransformerConfig
+    optimizer: OptimizerConfig
+    train: TrainConfig
+    hardware: Hardware
+    steps: int | None
+    phases: tuple[tuple[int, TrainConfig], ...]
+    splits: int
+    exact: bool
+    done: int
+    whole: TrainConfig
+    epochs: tuple[float, ...]
+
+    @property
+    def tokens(self) -> int | None:
+        """Training tokens of the steps that are left."""
+        if self.steps is None:
+            return None
+        return sum(steps * t.batch_size * t.sequence_length for steps, t in self.phases)
+
+    @property
+    def flops(self) -> float | None:
+        """FLOPs of the steps that are left, with causal attention."""
+        if self.steps is None:
+            return None
+        return sum(
+            steps
+            * train.batch_size
+            * train.sequence_length
+            * training_flops_per_token(self.model, train.sequence_length, causal=True)
+            for steps, train in self.phases
+        )
+
+
+def declared_run(node: Node, results: Results) -> DeclaredRun | None:
+    """The run that `node` declares; None if its model or length does not follow from the graph."""
+    model = model_of(node, results)
+    sequences, train = node.inputs.get("sequences"), node.config["train"]
+    if sequences is None or model is None:
+        return None
+    result = results.get(sequences.key, {})
+    length = train.sequence_length or result.get("sequence_length")
+    length = length or nearest_setting(sequences, "sequence_length")
+    if not length:
+        return None
+    train = dataclasses.replace(train, sequence_length=length)
+    steps, exact = _steps(node, sequences, train, results)
+    known = dataclasses.replace(train, steps=steps or train.steps)
+    done = max(done_before(node, results) or 0, steps_saved(node, results))
+    if "sequences" in result and nearest_setting(sequences, "weights") is None:
+        check_enough(known, result["sequences"])
+    optimizer = node.config["optimizer"]
+    if node.step.name == "extend":
+        optimizer = continued_optimizer(node.config, node.inputs["checkpoint"], results)
+    left = [p for p in batch_phases(known) if p.end > done] or [batch_phases(known)[-1]]
+    return DeclaredRun(
+        model=model,
+        optimizer=optimizer,
+        train=largest_of(left).config(known),
+        hardware=node.runtime["hardware"],
+        steps=steps,
+        phases=tuple((p.end - max(p.first, done), p.config(known)) for p in left if steps),
+        splits=len(node.config.get("splits") or _evaluated(sequences)),
+        exact=exact,
+        done=done,
+        whole=known,
+        epochs=_epochs(sequences, known, results) if steps else (),
+    )
+
+
+def _epochs(sequences: Node, train: TrainConfig, results: Results) -> tuple[float, ...]:
+    """How often the run reads each source; empty where the size of one is not known."""
+    length, read = train.sequence_length, rows_read(train, train.steps)
+    parts = [n for n in sequences.inputs.values() if issubclass(n.output, Sequences)]
+    counts = [_rows(part, length, results) for part in parts or [sequences]]
+    if min(counts) < 1:
+        return ()
+    if not parts:
+        return (read / counts[0],)
+    from data.batches.mixture import Mixture, MixturePhase
+
+    starts = [(0, sequences.config["weights"])]
+    starts += [(-(-p.start_tokens // length), p.weights) for p in sequences.config["later"]]
+    phases = [MixturePhase(start=start, weights=weights) for start, weights in starts]
+    drawn = Mixture(phases, sequences.config["seed"]).drawn(read).tolist()
+    return tuple(rows / count for rows, count in zip(drawn, counts, strict=True))
+
+
+def _rows(sequences: Node, length: int, results: Results) -> int:
+    """Rows of one shuffled cache, or those of its declared tokens; 0 when not known."""
+    if (made := results.get(sequences.key, {}).get("sequences")) is not None:
+        return made
+    tokens = _counted(sequences, results) or nearest_setting(sequences, "tokens", Documents)
+    return max(tokens or 0, 0) // length
+
+
+def model_of(node: Node, results: Results) -> TransformerConfig | None:
+    """The shape of the model that `node` trains; None if it does not follow from the graph."""
+    model = nearest_setting(node, "model")
+    if isinstance(model, TransformerConfig) or (child := node.inputs.get("checkpoint")) is None:
+        return model if isinstance(model, TransformerConfig) else None
+    if "model" in (made := results.get(child.key, {})):
+        return TransformerConfig.from_plain(made["model"])
+    if child.step.name == "import_hf" and storage.is_local(child.config["source"]):
+        from models.hf.architectures import from_json
+
+        with contextlib.suppress(OSError, ValueError, InputError):  # the import's own facts tell
+            url = storage.join(child.config["source"], "config.json")
+            return from_json(storage.read_json(url), child.config["ignore_keys"])[1]
+    return None
+
+
+def _evaluated(sequences: Node) -> tuple[str, ...]:
+    """Names of the splits that training evaluates by default; one where none is declared."""
+    return tuple(name for name in splits(sequences) or ("",) if name != TEST)
+
+
+def _steps(
+    node: Node, sequences: Node, train: TrainConfig, results: Results
+) -> tuple[int | None, bool]:
+    if train.steps:
+        return train.steps, True
+    epochs, tokens = node.config.get("epochs"), node.config.get("tokens")
+    made = results.get(sequences.key, {})
+    if tokens is not None or "sequences" in made:
+        return budgeted(train, made.get("sequences"), epochs, tokens).steps, True
+    epochs = epochs or 1
+    available = _counted(sequences, results) or nearest_setting(sequences, "tokens", Documents)
+    if available is None or available < 0:
+        return None, False
+    return steps_of(int(epochs * available) // train.sequence_length, train), False
+
+
+def _counted(sequences: Node, results: Results) -> int | None:
+    """Training tokens of the one cache that the sequences are cut from, once that is built."""
+    caches = [n for n in sequences.inputs.values() if issubclass(n.output, TokenCache)]
+    splits = results.get(caches[0].key, {}).get("splits", {}) if len(caches) == 1 else {}
+    return splits.get(TRAIN, {}).get("tokens")

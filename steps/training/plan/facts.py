@@ -1,0 +1,310 @@
+"""The facts of a step that trains, which `plan` shows and checks; see `pipeline.graph.facts`."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+from collections.abc import Callable
+from typing import Any
+
+from models.hf import architectures
+from models.shape.flops import parameters
+from pipeline.accelerators import Chip
+from pipeline.graph.facts import Facts, Results
+from pipeline.graph.step import Node
+from steps.platforms import chip_of, devices_here
+from steps.training.budget import told_epochs
+from steps.training.plan import memory
+from steps.training.plan.cost import RunTime, checkpoint_bytes, money, run_time
+from steps.training.plan.declared_run import DeclaredRun, declared_run, model_of
+from steps.training.plan.measured import speed_here
+from steps.training.plan.memory import GIB, Fit
+from training.config import TrainConfig
+from training.config.batch_schedule import rows_read
+from training.config.trackers import INSTALL, TRACKERS
+from training.cost import step_time
+from training.cost.resolved_run import ResolvedRun, resolve_run
+from training.cost.shape_lint import lint
+from training.cost.step_time import Forecast, forecast
+
+
+def training_facts(node: Node, results: Results) -> Facts:
+    """Size, memory, predicted speed, time and cost of a step that trains.
+
+    With a refusal if the step cannot fit, or the compiler's check as `examine` if one is available.
+
+    Raises:
+        InputError: the run cannot be on its hardware, see `training.cost.resolved_run`.
+    """
+    run = declared_run(node, results)
+    if run is None:
+        return Facts(_unknown_model(node, results))
+    lines, data = _size(run)
+    lines += _without_effect(run)
+    devices, chip = devices_here(run.hardware), chip_of(run.hardware)
+    if devices is None:
+        need = f"memory      state and gradients {memory.host_need(run) / GIB:.2f} GiB"
+        return Facts((*lines, f"{need}; this machine's accelerators are not checked"), data)
+    train = run.whole if run.steps else run.train
+    resolved = resolve_run(run.model, run.optimizer, train, devices, done=run.done)
+    if chip is None:
+        line, refusal = _on_this_machine(run, resolved.largest.estimate.activations * devices.count)
+        return Facts((*lines, line, *_speed_here(run, results, devices.count)), data, refusal)
+    fit = memory.fit_of(resolved.largest, devices)
+    step = forecast(run.model, run.optimizer, fit.train, chip, devices.count, devices.slices)
+    lines.append(f"memory      by formula {fit.line(chip.name)}")
+    data["memory"] = {
+        "source": "formula",
+        "fits": fit.fits,
+        "need_bytes": int(fit.estimate.total),
+        "limit_bytes": int(fit.limit),
+        "parts": {name: int(size) for name, size in fit.estimate.parts.items()},
+    }
+    if not fit.fits:
+        return _too_large(run, fit, lines, data)
+    lines += _speed(run, fit, step, chip, data)
+    if run.steps:
+        lines += _whole_run(run, resolved, step, chip, data)
+    return Facts(tuple(lines), data, examine=_examination(run))
+
+
+def _unknown_model(node: Node, results: Results) -> tuple[str, ...]:
+    """A line on the output that the size of the model depends on; none if the size is known."""
+    child = node.inputs.get("checkpoint")
+    if child is None or model_of(node, results) is not None:
+        return ()
+    return (f"model       its size, memory, speed and cost are known when {child.label} is built",)
+
+
+def _without_effect(run: DeclaredRun) -> list[str]:
+    """A warning for every setting that begins after the last step."""
+    if not run.steps:
+        return []
+    whole, found = run.whole, []
+    begins = {
+        "milestones": whole.milestones,
+        "batch_schedule": [first for first, _ in whole.batch_schedule],
+        "length_schedule": [first for first, _ in whole.length_schedule],
+        "profile": (whole.profile or ())[:1],
+    }
+    for name, steps in begins.items():
+        # A milestone is saved after its step, a trace holds it: these may be the last step itself.
+        last = run.steps - name.endswith("schedule")
+        if late := [step for step in steps if step > last]:
+            found.append(
+                f"warning     TrainConfig.{name}: step {late[0]:,} is beyond the last step, "
+                f"{run.steps:,}: it has no effect"
+            )
+    return found
+
+
+def _size(run: DeclaredRun) -> tuple[list[str], dict[str, Any]]:
+    """Lines and data about the model, the length of training, the export and the trackers."""
+    model, train = run.model, run.train
+    count = parameters(model)
+    data: dict[str, Any] = {
+        "parameters": count.total,
+        "parameters_without_embeddings": count.without_embeddings,
+        "steps": run.steps,
+        "epochs": list(run.epochs),
+        "steps_done": run.done,
+        "tokens": run.tokens,
+        "flops": run.flops,
+        "checkpoint_bytes": int(checkpoint_bytes(run)),
+        "export": architectures.describe(model),
+    }
+    size = f"{count.total:,} parameters, {count.without_embeddings:,} without embeddings"
+    lines = [f"model       {size}; a checkpoint has {checkpoint_bytes(run) / 1e9:.2f} GB"]
+    if run.steps is None:
+        lines.append("training    the number of steps is known when the sequences are built")
+    else:
+        about = "" if run.exact else "about "
+        total = rows_read(run.whole, run.steps) * run.whole.sequence_length
+        size = f"{run.steps:,} steps, {total:,} tokens ({total / count.total:.1f} per parameter)"
+        if run.done:
+            size += f"; {run.steps - run.done:,} steps, {run.tokens:,} tokens are left"
+        lines.append(f"training    {about}{size}, {run.flops:.2e} FLOPs")
+    if run.epochs:
+        often = ", ".join(f"{each:,.2f}" for each in run.epochs)
+        lines.append(f"data        read {often} times" + (" by source" if run.epochs[1:] else ""))
+    if warning := told_epochs(run.epochs):
+        lines.append(f"warning     {warning}")
+    lines.append(f"afterwards  {architectures.describe(model)}")
+    lines += [
+        f"tracker     {module} is not installed here; {INSTALL.format(name)}"
+        for name, module in TRACKERS.items()
+        if name in train.trackers and importlib.util.find_spec(module) is None
+    ]
+    return lines, data
+
+
+def _on_this_machine(run: DeclaredRun, activations: float) -> tuple[str, str]:
+    """A line about memory, and a refusal if the state is larger than this machine's memory.
+
+    Args:
+        run: on CPUs of this machine, which share its memory.
+        activations: their bytes on all devices, by a formula that was fitted to TPUs.
+    """
+    state, available = memory.host_need(run), memory.host_memory()
+    what = f"state and gradients {state / GIB:.2f} GiB, this machine has {available / GIB:.1f}"
+    if state > available:
+        return f"memory      {what}", (
+            f"does not fit this machine: {what} GiB. Choose a smaller model or a pod, such as "
+            'hardware "v6e-8"'
+        )
+    short = ", which may be too little: use more microbatches"
+    line = f"memory      {what}; activations about {activations / GIB:.2f} GiB"
+    return line + (short if state + activations > available else ""), ""
+
+
+def _speed_here(run: DeclaredRun, results: Results, devices: int) -> list[str]:
+    """A line about the time of the steps that are left, by the last training on this machine."""
+    if not run.flops or (measured := speed_here(results, devices)) is None:
+        return []
+    speed, name = measured
+    return [
+        f"measured    {speed / 1e9:,.1f} GFLOP/s in {name} on this machine, so about "
+        f"{run.flops / speed / 3600:.2f} h of steps"
+    ]
+
+
+def _too_large(run: DeclaredRun, fit: Fit, lines: list[str], data: dict[str, Any]) -> Facts:
+    """A refusal, or a check by the compiler if the formula's error could make the step fit."""
+    others = memory.nearest(run)
+    data["fitting"] = others
+    why = _changes(f"does not fit {run.hardware.name} by formula", fit, others)
+    if fit.cannot:
+        return Facts(tuple(lines), data, why)
+    examine = _examination(run)
+    if examine is None:
+        lines.append(
+            "            compiled peaks are 6 to 28 % below the formula; the compiler was not run"
+        )
+        lines += [f"            fits by formula: {other}" for other in others]
+    return Facts(tuple(lines), data, examine=examine)
+
+
+def _changes(what: str, fit: Fit, others: list[str]) -> str:
+    need, limit = fit.estimate.total / GIB, fit.limit / GIB
+    short = f"{what}: {need:.1f} of {limit:.2f} GiB per device, short by {need - limit:.1f}"
+    if not others:
+        return f"{short}; no smaller batch and no larger slice of this kind fits by formula"
+    return "\n".join([f"{short}; these fit by formula:", *(f"  {other}" for other in others)])
+
+
+def _speed(
+    run: DeclaredRun, fit: Fit, step: Forecast, chip: Chip, data: dict[str, Any]
+) -> list[str]:
+    fast, slow = step.range
+    shares = ", ".join(f"{kind} {part:.0%}" for kind, part in step.shares.items() if part >= 0.005)
+    data["predicted"] = {
+        "step_seconds": [fast, step.seconds, slow],
+        "tokens_per_second": [step.tokens / each for each in (slow, step.seconds, fast)],
+        "mfu_causal": step.mfu,
+        "mfu_full_attention": step.mfu_full,
+        "shares": step.shares,
+        "error_median": step_time.ERROR,
+        "error_90": step_time.ERROR_90,
+    }
+    low, high = step_time.UNTUNED
+    lines = [
+        f"predicted   {fast:.3g} to {slow:.3g} s per step (middle {step.seconds:.3g}), "
+        f"{step.tokens / slow:,.0f} to {step.tokens / fast:,.0f} tokens/s, MFU about "
+        f"{step.mfu:.0%} causal, {step.mfu_full:.0%} full attention",
+        f"            shares of its time: {shares}; remat {fit.train.remat}, "
+        f"{fit.train.parallel.sharding}",
+        f"            error on published runs, their source left out: median "
+        f"{step_time.ERROR:.0%}, 90th percentile {step_time.ERROR_90:.0%} "
+        f"(docs/predictions.md); untuned runs took {low:g} to {high:g} times the middle",
+    ]
+    wasted = lint(
+        run.model,
+        fit.train.parallel,
+        platform=run.hardware.kind,
+        sequence_length=run.train.sequence_length,
+    )
+    return [*lines, *(f"            {sentence}" for sentence in wasted)]
+
+
+def _whole_run(
+    run: DeclaredRun, resolved: ResolvedRun, step: Forecast, chip: Chip, data: dict[str, Any]
+) -> list[str]:
+    share, train = _mean_seconds(run, resolved, chip) / step.seconds, resolved.largest.train
+    ends = tuple(run_time(run, train, step, share * seconds) for seconds in step.range)
+    fast, slow = ends
+    data["run"] = {"fast": dataclasses.asdict(fast), "slow": dataclasses.asdict(slow)}
+    extra = f"start {slow.start:.0f} s, checkpoints {slow.checkpoints:.0f} s, evaluations "
+    extra += f"{slow.evaluations:.0f} s, expected loss to preemption {slow.preemptions:.0f} s"
+    if train.evaluate_batches == "all":
+        extra += " (evaluation of whole splits is not counted)"
+    return [
+        f"run         {_hours(fast)} to {_hours(slow)} h of {run.hardware.devices} {chip.name}: "
+        f"at the slow end {extra}",
+        *(f"cost        {line}" for line in money(run, chip, (fast, slow))),
+    ]
+
+
+def _mean_seconds(run: DeclaredRun, resolved: ResolvedRun, chip: Chip) -> float:
+    """Predicted seconds of a step, the mean over all steps that are left."""
+    seconds: dict[TrainConfig, float] = {}
+    total, count = 0.0, 0
+    devices, slices = run.hardware.devices, run.hardware.slices
+    for each in resolved.phases:
+        if each.train not in seconds:
+            step = forecast(run.model, run.optimizer, each.train, chip, devices, slices)
+            seconds[each.train] = step.seconds
+        steps = each.phase.end - max(each.phase.first, run.done)
+        total, count = total + steps * seconds[each.train], count + steps
+    return total / max(count, 1)
+
+
+def _hours(time: RunTime) -> str:
+    return f"{time.total / 3600:.2f}"
+
+
+def _examination(run: DeclaredRun) -> Callable[[Callable[[str], None]], Facts] | None:
+    """A check by the TPU compiler, which takes minutes; None for other hardware or no libtpu."""
+    if run.hardware.kind != "tpu" or importlib.util.find_spec("libtpu") is None:
+        return None
+    return lambda show: compiled_facts(run, show)
+
+
+def compiled_facts(run: DeclaredRun, show: Callable[[str], None]) -> Facts:
+    """The TPU compiler's verdict on the memory of the run's largest step."""
+    from training.compile_check import check
+
+    # The schedule's length is only a constant of the program, so any number gives the same memory.
+    train = dataclasses.replace(run.train, steps=run.steps or 1000)
+    found = check(run.model, run.optimizer, train, run.hardware.name, show)
+    need = found["need_gib"] if found["peak_gib"] is None else found["peak_gib"]
+    limit = found["limit_gib"]
+    sizes = (
+        f"arguments {found['arguments_gib']:.2f}, temporaries {found['temporaries_gib']:.2f} GiB"
+    )
+    seconds, libtpu = found["compile_seconds"], found["versions"]["libtpu"]
+    compiler = f"TPU compiler (libtpu {libtpu}, {seconds:.0f} s)"
+    data = {"compiled": {name: found[name] for name in _KEPT}}
+    if found["fits"]:
+        line = f"memory      by the {compiler}: peak {need:.2f} of {limit:.2f} GiB, fits; {sizes}"
+        return Facts((line,), data)
+    over = f"needs {need:.2f} of {limit:.2f} GiB, short by {need - limit:.2f}; {sizes}"
+    estimated = sum(found["estimate_gib"].values())
+    others = memory.nearest(run, share=min(1.0, estimated / need))
+    parts = sorted(found["estimate_gib"].items(), key=lambda part: -part[1])[:5]
+    named = ", ".join(f"{part} {size:.1f}" for part, size in parts)
+    return Facts(
+        data={**data, "fitting": others},
+        refusal="\n".join(
+            [
+                f"does not fit {run.hardware.name} by the {compiler}: {over}",
+                f"  largest by formula, GiB: {named}",
+                *(f"  fits by formula: {other}" for other in others),
+            ]
+        ),
+    )
+
+
+_KEPT = (
+    *("fits", "limit_gib", "need_gib", "peak_gib", "arguments_gib", "temporaries_gib"),
+    *("host_gib", "compile_seconds", "versions"),
+)

@@ -1,0 +1,172 @@
+"""The scan over layers: cycles, unrolling, and that it is a plain loop over blocks."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import equinox as eqx
+import haliax as hax
+import jax
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from models.attention.dispatch import attend
+from models.layers.axes import TOKENS_FIRST, model_axes
+from models.layers.rotary import rotary_angles
+from models.layers.scan_layers import apply_layers
+from models.shape.config import TransformerConfig
+from models.shape.layer_cycles import cycles_of
+from models.transformer import Forward
+from tests.models import reference, small
+
+logits_of = eqx.filter_jit(lambda model, tokens, **options: model.logits(tokens, **options).array)
+
+PATTERNS = {
+    "long": {},
+    "short_long": {"window_pattern": "SL", "window": 3, "layers": 4},
+    "three_short_one_long": {"window_pattern": "SSSL", "window": 3, "layers": 8},
+    "no_cycle": {"window_pattern": "SSSL", "window": 3, "layers": 3},
+    "rest": {"window_pattern": "SL", "window": 3, "layers": 5},
+    "short": {"window_pattern": "S", "window": 3, "layers": 3},
+}
+
+
+@given(st.lists(st.sampled_from([None, 4]), min_size=1, max_size=12))
+def test_the_program_has_as_few_blocks_as_any_cycle_leaves(kinds):
+    """Brute force over every prefix that is repeated, and every number of times it is."""
+    period, count = cycles_of(kinds)
+    assert kinds[: period * count] == kinds[:period] * count
+    blocks = [
+        n + len(kinds) - n * times
+        for n in range(1, len(kinds) + 1)
+        for times in range(1, len(kinds) // n + 1)
+        if kinds[:n] * times == kinds[: n * times]
+    ]
+    assert period + len(kinds) - period * count == min(blocks)
+
+
+@given(
+    pattern=st.text("LS", min_size=1, max_size=5), layers=st.integers(1, 13), window=st.integers(1)
+)
+def test_windows_repeat_the_pattern(pattern, layers, window):
+    """One letter a layer, in turn; the last layer sees everything if any does."""
+    window = window if "S" in pattern else None
+    config = small.config(layers=layers, window_pattern=pattern, window=window)
+    assert list(config.windows) == reference.layer_windows(config)
+    assert len(config.windows) == layers
+
+
+def test_the_patterns_of_the_seeds():
+    """SSSL over 8 layers is two cycles of four; what no cycle holds is applied after them."""
+    config = small.config(layers=8, window_pattern="SSSL", window=5)
+    assert config.windows == (5, 5, 5, None, 5, 5, 5, None)
+    assert cycles_of(config.windows) == (4, 2)
+    odd = small.config(layers=5, window_pattern="SL", window=5)
+    assert odd.windows == (5, None, 5, None, None)
+    assert cycles_of(odd.windows) == (2, 2)
+    assert cycles_of(small.config(layers=7).windows) == (1, 7)
+
+
+@pytest.mark.parametrize(
+    ("layers", "pattern", "cycles"),
+    [
+        (26, "SSSSSL", (6, 4)),  # Gemma 3
+        (34, "SSSSSL", (6, 5)),
+        (30, "SSSL", (4, 7)),
+        (32, "S", (1, 32)),  # Mistral
+    ],
+)
+def test_published_patterns_that_do_not_divide_the_depth(layers, pattern, cycles):
+    """The loop's body is one pattern, whatever is left after the last whole one."""
+    config = small.config(layers=layers, window_pattern=pattern, window=5)
+    assert cycles_of(config.windows) == cycles
+
+
+@settings(max_examples=15)
+@given(data=st.data())
+def test_layers_are_applied_in_order(data):
+    """apply_layers is a loop: carry = apply(layer i, carry, kind i), for any unrolling."""
+    count = data.draw(st.integers(1, 8))
+    kinds = data.draw(st.lists(st.sampled_from([1, 2]), min_size=count, max_size=count))
+    unroll = data.draw(st.integers(1, count))
+    weights = np.random.default_rng(0).normal(size=(3, count)).astype(np.float32)
+    stacked = {"w": hax.named(jax.numpy.asarray(weights), ("embed", "layers"))}
+
+    def apply(block, x, kind):
+        return x * kind * 0.5 + block["w"]
+
+    start = hax.named(jax.numpy.ones(3), "embed")
+    got = apply_layers(stacked, start, apply, kinds, unroll=unroll)
+    want = np.ones(3)
+    for i, kind in enumerate(kinds):
+        want = want * kind * 0.5 + weights[:, i]
+    np.testing.assert_allclose(got.array, want, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("changes", PATTERNS.values(), ids=PATTERNS.keys())
+def test_the_scan_equals_a_loop_over_layers(changes):
+    """Scanning the stack is applying its layers one after the other, each with its window."""
+    model, rows = small.model(**changes), small.named(small.tokens())
+    axes = model_axes(model.config)
+    angles = rotary_angles(rows.resolve_axis("position"), axes.HeadSize, model.config.rope_base)
+
+    def looped(model):
+        x = model.embedding.take("vocab", rows).rearrange(TOKENS_FIRST)
+        blocks = model.blocks.unstacked()
+        for block, window in zip(blocks, reference.layer_windows(model.config), strict=True):
+            x, _ = block(x, angles, partial(attend, backend="reference", window=window))
+        logits = model.logits_of(model.final_norm(x))
+        return logits.rearrange(("batch", "position", "vocab")).array
+
+    np.testing.assert_allclose(small.run(looped, model), logits_of(model, rows), atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["short_long"])
+def test_unrolling_changes_nothing(name):
+    """Gradients are the same with one, two or all cycles in a turn of the loop."""
+    model, rows = small.model(**PATTERNS[name]), small.named(small.tokens())
+
+    def squares(unroll):
+        return lambda m: hax.sum(hax.square(m.hidden(rows, forward=Forward(unroll=unroll)))).array
+
+    want = small.gradient(squares(1), model)
+    for unroll in (2, model.config.layers):
+        assert small.relative(small.gradient(squares(unroll), model), want) < 1e-5
+
+
+def turns(config: TransformerConfig, unroll: int) -> list[int]:
+    """Lengths of the layer loops in the traced program."""
+    model = jax.eval_shape(lambda: small.init(config))
+    rows = small.named(small.tokens())
+    forward = Forward(unroll=unroll, remat="none")
+    jaxpr = jax.make_jaxpr(lambda m: m.hidden(rows, forward=forward).array)(model)
+    return [
+        (eqn.params["length"], eqn.params["unroll"])
+        for eqn in jaxpr.eqns
+        if eqn.primitive.name == "scan"
+    ]
+
+
+def test_the_program_scans_cycles():
+    """Eight layers of SSSL are a loop of two turns; the unroll setting reaches it."""
+    shape = small.config(layers=8, window_pattern="SSSL", window=3)
+    assert turns(shape, 1) == [(2, 1)]
+    assert turns(shape, 2) == [(2, 2)]
+    assert turns(small.config(layers=6), 3) == [(6, 3)]
+
+
+def test_gather_is_applied_to_every_layer():
+    """The hook sees each block before it is used and its result is what is used."""
+    model, rows = small.model(), small.named(small.tokens())
+
+    def halved(block):
+        return jax.tree.map(lambda array: array * 0.5, block)
+
+    gathered = logits_of(model, rows, forward=Forward(gather=halved))
+    block = halved(model.blocks.stacked)
+    direct = eqx.tree_at(lambda m: m.blocks.stacked, model, block)
+    np.testing.assert_allclose(gathered, logits_of(direct, rows), atol=1e-6)

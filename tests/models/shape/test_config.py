@@ -1,0 +1,192 @@
+"""Counts are exact and impossible shapes are refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import pytest
+
+from models.shape import presets
+from models.shape.config import (
+    CHANGEABLE,
+    RopeScaling,
+    TransformerConfig,
+    YarnScaling,
+    check_same_parameters,
+)
+from models.transformer import Transformer
+from pipeline.errors import InputError
+from tests.models import small
+from training.checkpoint import tree_names
+
+
+def arrays_of(config):
+    shapes = jax.eval_shape(lambda key: Transformer.init(config, key=key), jax.random.key(0))
+    return jax.tree.leaves(shapes)
+
+
+@pytest.mark.parametrize("changes", small.VARIANTS.values(), ids=small.VARIANTS.keys())
+def test_parameter_count_is_the_size_of_the_arrays(changes):
+    """The count known before a run equals the number of numbers the model holds."""
+    config = small.config(**changes)
+    assert sum(leaf.size for leaf in arrays_of(config)) == config.parameter_count
+
+
+PRESETS = {
+    "llama_200m": (203_452_416, 203_423_744),
+    "tiny": (1_049_984, 1_048_576),
+    "tpuchat_130m": (163_577_856, 130_023_424),
+    "llama_3_2_1b": (1_235_814_400, 1_235_746_816),
+    "nanochat_d16": (335_544_320, 268_435_456),
+    "tomat_200m": (208_693_760, 208_666_624),
+    "tomat_1b": (1_057_053_696, 1_056_964_608),
+    "bytes_tiny": (54_784, 40_992),
+}
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_presets_have_the_documented_counts(name):
+    """The counts written beside a preset are those of the arrays that it describes."""
+    config, (total, matmul) = getattr(presets, name), PRESETS[name]
+    arrays = arrays_of(config)
+    assert sum(leaf.size for leaf in arrays) == total == config.parameter_count
+    assert matmul == config.matmul_parameters
+    source = Path(presets.__file__).read_text()
+    assert f'"""{total:,} parameters' in source
+    assert f"{matmul:,}" in source
+
+
+def test_every_preset_is_tested():
+    """No shape goes without its counts."""
+    shapes = {n for n, v in vars(presets).items() if isinstance(v, TransformerConfig)}
+    assert shapes == set(PRESETS)
+
+
+def test_parameters_are_float32():
+    """Every parameter starts in float32."""
+    assert {leaf.dtype.name for leaf in arrays_of(small.config(tied=False))} == {"float32"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"layers": 0}, "layers"),
+        ({"embed": -1}, "embed"),
+        ({"mlp": 2.5}, "mlp"),
+        ({"vocab_size": True}, "vocab_size"),
+        ({"kv_heads": 3}, "divisor of heads=4"),
+        ({"head_size": 7}, "even"),
+        ({"rope_base": 0.0}, "rope_base"),
+        ({"norm_epsilon": float("nan")}, "norm_epsilon"),
+        ({"logit_soft_cap": 0.0}, "logit_soft_cap"),
+        ({"mlp_kind": "geglu"}, "mlp_kind: expected one of swiglu, relu2, relu, gelu"),
+        ({"norm": "batch"}, "norm: expected one of rms"),
+        ({"positions": "alibi"}, "positions: expected one of"),
+        ({"init_scale": 0.0}, "init_scale"),
+        ({"embedding_std": -1.0}, "embedding_std"),
+        ({"window": 4}, "set both or neither"),
+        ({"window_pattern": "SL"}, "set both or neither"),
+        ({"window_pattern": "SL", "window": 0}, "window"),
+        ({"window_pattern": "GL", "window": 4}, "letters L"),
+        ({"window_pattern": ""}, "letters L"),
+        ({"positions": "learned"}, "set both or neither"),
+        ({"context": 64}, "set both or neither"),
+        ({"attention_soft_cap": float("inf")}, "attention_soft_cap"),
+    ],
+)
+def test_impossible_shapes_are_refused(changes, words):
+    """The message is one line and names the field or the bound."""
+    with pytest.raises(InputError, match=words) as error:
+        small.config(**changes)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"factor": 0.0}, "RopeScaling.factor"),
+        ({"original_context": -1}, "original_context"),
+        ({"high_frequency_factor": 1.0}, "more than low_frequency_factor=1.0"),
+    ],
+)
+def test_impossible_scalings_are_refused(changes, words):
+    """The same for the scaling of rotary frequencies."""
+    with pytest.raises(InputError, match=words):
+        RopeScaling(**changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"factor": 0.5}, "YarnScaling.factor: expected at least 1"),
+        ({"original_context": 0}, "original_context"),
+        ({"beta_fast": 1.0}, "more than beta_slow=1.0"),
+        ({"temperature": 0.0}, "temperature"),
+    ],
+)
+def test_impossible_yarn_is_refused(changes, words):
+    """And for YaRN's."""
+    with pytest.raises(InputError, match=words):
+        YarnScaling(**{"factor": 4.0, "original_context": 4096, **changes})
+
+
+CHANGED = {
+    "vocab_size": 12, "vocab_multiple": 8, "layers": 3, "embed": 24, "heads": 4, "kv_heads": 1,
+    "head_size": 16, "mlp": 40, "mlp_kind": "gelu", "norm": "layer", "biases": True,
+    "qkv_biases": True, "qk_norm": False, "embedding_norm": True, "tied": False,
+    "init_scale": 2.0, "embedding_std": 0.5, "zero_outputs": True,
+    "window_pattern": "SL", "window": 7, "rope_base": 5e5,
+    "rope_scaling": YarnScaling(factor=4.0, original_context=64),
+    "norm_epsilon": 1e-5, "logit_soft_cap": 15.0, "attention_soft_cap": 50.0,
+}  # fmt: skip
+TOGETHER = {"window_pattern": {"window": 7}, "window": {"window_pattern": "SL"}}
+
+
+@pytest.mark.parametrize("name", CHANGED)
+def test_only_what_no_array_depends_on_may_change_for_trained_parameters(name):
+    """An allowed field keeps every array's name and shape; the others are refused by name."""
+    base = TransformerConfig(
+        vocab_size=11, layers=2, embed=16, heads=2, kv_heads=2, head_size=8, mlp=32
+    )
+    new = dataclasses.replace(base, **{name: CHANGED[name]}, **TOGETHER.get(name, {}))
+    if name not in CHANGEABLE:
+        with pytest.raises(InputError, match=f"{name} .* -> "):
+            check_same_parameters(base, new)
+        return
+    check_same_parameters(base, new)
+    old, changed = (
+        jax.eval_shape(lambda key, c=config: Transformer.init(c, key=key), jax.random.key(0))
+        for config in (base, new)
+    )
+    assert tree_names.describe(old) == tree_names.describe(changed)
+
+
+def test_every_field_is_either_changeable_or_refused():
+    """A new field is decided about; `positions` and `context` come together."""
+    fields = {field.name for field in dataclasses.fields(TransformerConfig)}
+    assert fields == {*CHANGED, "positions", "context"}
+
+
+def test_odd_heads_need_no_rotation():
+    """Learned positions turn no pairs, so a head may have any width."""
+    assert small.config(positions="learned", context=8, head_size=7).head_size == 7
+
+
+def test_planning_does_not_import_jax():
+    """Reading a preset and its FLOPs needs neither JAX nor NumPy."""
+    code = (
+        "import sys, models.presets, models.flops;"
+        "print([name for name in ('jax', 'numpy', 'haliax', 'equinox') if name in sys.modules])"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout.strip() == "[]"
+
+
+def test_positional_arguments_are_refused():
+    """A shape is only ever given by name."""
+    with pytest.raises(TypeError):
+        TransformerConfig(61, 3, 24, 4, 2, 8, 40)

@@ -1,0 +1,187 @@
+"""Operation counts against published numbers, brute force and the compiler's own count."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from models.shape import presets
+from models.shape.config import TransformerConfig
+from models.shape.flops import (
+    forward_flops_per_token,
+    parameters,
+    training_flops_per_token,
+)
+from models.transformer import Forward
+from pipeline.accelerators import peak_flops
+from tests.models import small
+
+V6E, V5E = 918e12, 197e12
+LLAMA_8B = TransformerConfig(
+    vocab_size=128_256,
+    layers=32,
+    embed=4096,
+    heads=32,
+    kv_heads=8,
+    head_size=128,
+    mlp=14_336,
+    qk_norm=False,
+    tied=False,
+)
+LONG_NANOCHAT = dataclasses.replace(presets.nanochat_d16, window_pattern="L", window=None)
+
+
+def ideal(config, length, causal, peak=V6E):
+    """Tokens per second that a device trains on at an MFU of 1."""
+    return peak / training_flops_per_token(config, length, causal)
+
+
+def utilisation(config, length, rate, causal, peak=V6E):
+    """MFU in percent of `rate` tokens per second and device."""
+    return 100 * rate / ideal(config, length, causal, peak)
+
+
+def test_llama_8b_costs_what_others_say():
+    """57.91 GFLOP a token with full attention, 51.47 causal, at 8,192 tokens."""
+    assert training_flops_per_token(LLAMA_8B, 8192, causal=False) == pytest.approx(57.91e9, abs=5e6)
+    assert training_flops_per_token(LLAMA_8B, 8192, causal=True) == pytest.approx(51.47e9, abs=5e6)
+
+
+def test_llama_8b_has_its_published_size():
+    """8,030,261,248 parameters, as in the released checkpoint."""
+    assert parameters(LLAMA_8B).total == 8_030_261_248
+
+
+def test_tpuchat_runs_at_its_published_utilisation():
+    """Its ideal rates for 4 and 3 heads, and 434,932 tokens per second as it counted them."""
+    config = presets.tpuchat_130m
+    assert round(ideal(config, 2048, causal=False)) == 935_334
+    three = dataclasses.replace(config, heads=3)
+    assert int(ideal(three, 2048, causal=False)) == 1_013_278
+    assert round(parameters(three).total, -5) == 159_400_000
+    assert utilisation(config, 2048, 434_932, causal=False) == pytest.approx(46.50, abs=0.005)
+    assert utilisation(config, 2048, 434_932, causal=True) == pytest.approx(41.7, abs=0.05)
+    assert utilisation(three, 2048, 464_234, causal=False) == pytest.approx(45.8, abs=0.05)
+
+
+@pytest.mark.parametrize(
+    ("config", "batch", "chips", "seconds", "full", "causal"),
+    [
+        (presets.tomat_200m, 128, 16, 2.08, 8.7, 6.6),
+        (presets.tomat_1b, 256, 32, 5.76, 12.9, 10.4),
+    ],
+)
+def test_tomat_steps(config, batch, chips, seconds, full, causal):
+    """Step seconds of the two runs as MFU in both conventions."""
+    config = dataclasses.replace(config, vocab_size=18_570)
+    rate = batch * 8192 / seconds / chips
+    assert utilisation(config, 8192, rate, causal=False) == pytest.approx(full, abs=0.05)
+    assert utilisation(config, 8192, rate, causal=True) == pytest.approx(causal, abs=0.05)
+
+
+TOMAT_30M = dataclasses.replace(
+    presets.tomat_200m, layers=6, embed=512, heads=4, kv_heads=4, head_size=128, mlp=2048
+)
+
+
+@pytest.mark.parametrize(
+    ("config", "rate", "chips", "peak", "published"),
+    [
+        (TOMAT_30M, 792e3, 4, V6E, 10.25),
+        (TOMAT_30M, 1297e3, 8, V6E, 8.38),
+        (TOMAT_30M, 2042e3, 16, V6E, 6.6),
+        (presets.tomat_200m, 293e3, 8, V6E, 9.86),
+        (presets.tomat_1b, 250e3, 16, V6E, 17.53),
+        (TOMAT_30M, 624e3, 8, 312e12, 11.86),
+    ],
+)
+def test_tomat_rates(config, rate, chips, peak, published):
+    """Its older rows, whose count had 3 operations more per score: the mask and the softmax."""
+    config = dataclasses.replace(config, vocab_size=6792)
+    got = utilisation(config, 8192, rate / chips, causal=False, peak=peak)
+    assert got == pytest.approx(published, rel=0.007)
+    assert got < published
+
+
+@pytest.mark.parametrize(
+    ("rate", "full", "windows", "causal"), [(470e3, 61.8, 46.4, 41.2), (630e3, 82.9, 62.2, 55.3)]
+)
+def test_nanochat_at_16k(rate, full, windows, causal):
+    """What 4 chips did, counted with whole rows, with its windows, and causally."""
+    got = utilisation(LONG_NANOCHAT, 16_384, rate / 4, causal=False)
+    assert got == pytest.approx(full, abs=0.06)
+    got = utilisation(presets.nanochat_d16, 16_384, rate / 4, causal=False)
+    assert got == pytest.approx(windows, abs=0.06)
+    got = utilisation(LONG_NANOCHAT, 16_384, rate / 4, causal=True)
+    assert got == pytest.approx(causal, abs=0.06)
+
+
+def test_nanochat_at_short_rows():
+    """320,000 tokens per second on four v6e chips, 175,000 on eight v5e."""
+    assert utilisation(LONG_NANOCHAT, 2048, 320e3 / 4, False) == pytest.approx(17.5, abs=0.06)
+    assert utilisation(LONG_NANOCHAT, 1024, 175e3 / 8, False, V5E) == pytest.approx(20.1, abs=0.06)
+
+
+def test_nanopt_hours():
+    """20 B tokens in 6N operations on 8 H100 at 40 %: 13.0 hours, at its own size."""
+    operations = 6 * parameters(presets.llama_3_2_1b).total * 20e9
+    peak = peak_flops("NVIDIA H100 80GB HBM3")
+    assert operations / (peak * 0.4 * 8) / 3600 == pytest.approx(13.0, abs=0.05)
+
+
+@pytest.mark.slow
+def test_the_full_count_is_what_the_compiler_counts():
+    """XLA's count of an unrolled forward pass exceeds ours only by elementwise work."""
+    config = small.config(layers=1, embed=64, head_size=32, mlp=256, vocab_size=512)
+    model = small.init(config)
+    tokens = small.named(small.tokens(4, 64, 512))
+    lowered = jax.jit(lambda m, t: m.logits(t, forward=Forward(remat="none")).array).lower(
+        model, tokens
+    )
+    counted = lowered.compile().cost_analysis()["flops"] / tokens.size
+    ours = forward_flops_per_token(config, 64, causal=False)
+    assert ours < counted < 1.1 * ours
+
+
+def visible(length, window):
+    """Pairs of a token and a position it sees, one by one."""
+    limit = length if window is None else window
+    return sum(i - j < limit for i in range(length) for j in range(i + 1))
+
+
+@given(
+    length=st.integers(1, 40),
+    pattern=st.sampled_from(["L", "S", "SL", "SSSL"]),
+    window=st.integers(1, 50),
+    layers=st.integers(1, 9),
+)
+def test_windows_are_counted_by_layer(length, pattern, window, layers):
+    """Attention costs 4 operations per visible pair, head and feature, layer by layer."""
+    window = window if "S" in pattern else None
+    config = small.config(layers=layers, window_pattern=pattern, window=window)
+    features = config.heads * config.head_size
+    letters = (pattern * layers)[: layers - 1] + ("L" if "L" in pattern else "S")
+    each = [window if letter == "S" else None for letter in letters]
+    matmuls = 2 * config.matmul_parameters * length
+    for causal in (True, False):
+        if causal:
+            pairs = sum(visible(length, one) for one in each)
+        else:
+            pairs = sum(length * min(length, one or length) for one in each)
+        got = forward_flops_per_token(config, length, causal) * length
+        assert got == pytest.approx(matmuls + 4 * features * pairs, rel=1e-12)
+
+
+def test_parameters_say_what_they_count():
+    """Norms and gathered tables are not in matmuls; nothing of the tables is in the last."""
+    shape = small.config(tied=False, positions="learned", context=10, biases=True)
+    counts = parameters(shape)
+    assert counts.total == shape.parameter_count
+    tables = 2 * 61 * 24 + 10 * 24
+    assert counts.without_embeddings == counts.total - tables
+    blocks = counts.matmul - 61 * 24
+    assert counts.without_embeddings == blocks + shape.norm_parameters + shape.bias_parameters

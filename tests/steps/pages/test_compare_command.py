@@ -1,0 +1,169 @@
+"""`ponente compare` on directories of runs, whole and in the middle of training."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pipeline import InputError
+from pipeline.pages.readable import flat
+from steps.pages.run_record import of_directory
+from training.config import TrainConfig
+from training.metrics.journal import Attempt
+
+ROOT = Path(__file__).parents[2]
+compare = importlib.import_module("steps.pages.compare")  # of the package, the name is the step's
+
+
+def lines(path, entries):
+    """A `metrics.jsonl` in the directory `path`."""
+    path.mkdir(parents=True, exist_ok=True)
+    text = "".join(json.dumps({"time": 0, **each}) + "\n" for each in entries)
+    (path / "metrics.jsonl").write_text(text)
+
+
+def steps(*numbers, loss=1.0):
+    return [{"kind": "step", "step": n, "loss": loss * n, "tokens": 10} for n in numbers]
+
+
+def command(*arguments):
+    return subprocess.run(
+        [sys.executable, "-m", "steps.cli", "compare", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=ROOT,
+    )
+
+
+def test_the_command_writes_the_page_of_two_runs(tmp_path):
+    """`ponente compare` prints where the page is."""
+    lines(tmp_path / "one", steps(1, 2))
+    lines(tmp_path / "two", steps(1, 2, 3))
+    page = tmp_path / "page.html"
+    done = command(f"a={tmp_path / 'one'}", f"b={tmp_path / 'two'}", "--output", page)
+    assert done.returncode == 0, done.stderr
+    assert str(page) in done.stdout
+    assert "<th>a</th><th>b</th>" in page.read_text()
+
+
+def test_what_is_no_run_is_refused_in_one_line(tmp_path):
+    """Status 1 and a sentence, for a directory of something else and for a file; no traceback."""
+    (tmp_path / "file").write_text("")
+    for found in (tmp_path, tmp_path / "file"):
+        done = command(f"a={found}", "--output", tmp_path / "page.html")
+        assert done.returncode == 1
+        assert done.stderr.startswith(f"error: {found}: expected ")
+        assert done.stderr.count("\n") == 1
+    assert not (tmp_path / "page.html").exists()
+
+
+def attempt(step, name, entries, *, generation="g", began=0.0, first=0, last=0):
+    """An attempt at the train step in `step`: what it says of itself, and its journal."""
+    lines(step / "attempts" / name / "keep", entries)
+    journal = step / "journal" / generation
+    journal.mkdir(parents=True, exist_ok=True)
+    said = Attempt(
+        attempt=name, began=began, buckets={"step": 4.0}, first_step=first, last_step=last
+    )
+    (journal / f"{name}.json").write_bytes(said.to_json())
+
+
+def began(step):
+    return {"kind": "began", "step": step}
+
+
+@pytest.fixture
+def unfinished(tmp_path):
+    """Two builds of a step; the newest has three attempts, of which the second never began."""
+    step = tmp_path / "train-0123"
+    attempt(step, "000001-z", [began(0), *steps(1, 2, loss=7)], generation="old", last=2)
+    train = TrainConfig(steps=6, batch_size=2, sequence_length=8)
+    config = {"kind": "config", "train": dataclasses.asdict(train)}
+    scored = {"kind": "evaluation", "step": 3, "split": "validation", "loss": 2.0}
+    first = [config, began(0), *steps(1, 2, 3), scored, *steps(4, 5)]
+    attempt(step, "000002-y", first, began=10.0, last=5)
+    attempt(step, "000003-x", [config], began=20.0)
+    third = [config, began(3), *steps(4, loss=9)]
+    attempt(step, "000004-w", third, began=16.0, first=3, last=4)
+    return step
+
+
+def test_an_unfinished_step_is_all_its_attempts(unfinished):
+    """What was done again counts once, and time and goodput are those of the whole run."""
+    found = of_directory(str(unfinished), "live")
+    assert [(row["step"], row["loss"]) for row in found.history] == [
+        (1, 1),
+        (2, 2),
+        (3, 3),
+        (4, 36),
+    ]
+    assert [row["loss"] for row in found.evaluations] == [2.0]
+    assert [each["attempt"] for each in found.journals] == ["000002-y", "000003-x", "000004-w"]
+    figures = dict(row for row in compare.figures([found])[1:])
+    assert figures["tokens in the loss"] == "40"
+    assert {f"{name}, pauses included" for name in ("wall time", "goodput")} <= figures.keys()
+
+
+def test_an_evaluation_that_was_made_again_at_the_step_an_attempt_began_with_counts_once(tmp_path):
+    """Told to stop at a step to evaluate, an attempt saves it and leaves the rest to the next."""
+    step = tmp_path / "train-0123"
+    names = ("validation", "other")
+    for number, loss in enumerate((2.0, 3.0), 2):
+        again = [{"kind": "evaluation", "step": 4, "split": n, "loss": loss} for n in names]
+        attempt(step, f"00000{number}-x", [began(4), *again, *steps(5)], first=4, last=5)
+    found = of_directory(str(step), "live")
+    assert [(r["step"], r["split"], r["loss"]) for r in found.evaluations] == [
+        (4, "validation", 3.0),
+        (4, "other", 3.0),
+    ]
+
+
+def test_an_attempts_directory_is_the_run_up_to_its_end(unfinished):
+    """With those before it and none after, of its own build of the step."""
+    for name, losses in (("000004-w", [1, 2, 3, 36]), ("000002-y", [1, 2, 3, 4, 5])):
+        found = of_directory(str(unfinished / "attempts" / name), name)
+        assert [row["loss"] for row in found.history] == losses
+    old = of_directory(str(unfinished / "attempts" / "000001-z"), "old")
+    assert [row["loss"] for row in old.history] == [7, 14]
+    assert [each["attempt"] for each in old.journals] == ["000001-z"]
+
+
+def test_settings_of_an_unfinished_run_are_what_identifies_it(unfinished):
+    """In the shape of a manifest; what it does not say of itself does not count as different."""
+    found = of_directory(str(unfinished), "live")
+    settings = flat(found.config)
+    assert settings["train.steps"] == 6
+    assert "train.checkpoint_every" not in settings
+    whole = dataclasses.replace(
+        found, name="whole", partial=False, config={**found.config, "sample": {"tokens": 5}}
+    )
+    assert compare.differences([found, whole]) == [["setting", "live", "whole"]]
+    other = dataclasses.replace(whole, name="other", config={**whole.config, "sample": {}})
+    assert compare.differences([found, whole, other])[1:] == [["sample.tokens", "-", "5", "-"]]
+
+
+def test_a_step_that_has_written_nothing_yet_is_refused(tmp_path):
+    """Naming what is missing, as any other directory is."""
+    attempt(tmp_path / "train-4567", "000001-a", [])
+    with pytest.raises(InputError, match=r"metrics\.jsonl that is not empty"):
+        of_directory(str(tmp_path / "train-4567"), "x")
+
+
+def test_a_name_ends_at_the_first_equals_sign(tmp_path, monkeypatch):
+    """Directories are named after settings; one without a name is told by its slash."""
+    lines(tmp_path / "lr=1e-3", steps(1))
+    monkeypatch.chdir(tmp_path)
+    for argument, name in (
+        ("small=lr=1e-3", "small"),
+        (f"small={tmp_path}/lr=1e-3", "small"),
+        ("./lr=1e-3", "lr=1e-3"),
+        (f"{tmp_path}/lr=1e-3", "lr=1e-3"),
+    ):
+        assert compare._record(argument).name == name

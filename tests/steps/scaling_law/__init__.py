@@ -1,0 +1,1 @@
+"""Tests of steps/scaling_law."""
