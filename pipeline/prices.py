@@ -59,9 +59,7 @@ PRICES: Mapping[str, Price] = {
         source="us-central1, price snapshot of github.com/tucan9389/nanochat-jax",
     ),
     "h100": Price(
-        on_demand=2.95,
-        date="2026-05-20",
-        source="median of 37 providers, aimultiple.com/gpu-index",
+        on_demand=2.95, date="2026-05-20", source="median of 37 providers, aimultiple.com/gpu-index"
     ),
 }
 """By chip of `pipeline.accelerators`; no dated price was found for a chip without an entry."""

@@ -175,12 +175,7 @@ def _check(both: list[Sound], array: TokenArray, numbers: random.Random) -> Coun
             sound.offsets,
             seen,
         )
-        _same(
-            "digest",
-            lambda d=directory, c=check: content_digest(d, c),
-            sound.digest,
-            seen,
-        )
+        _same("digest", lambda d=directory, c=check: content_digest(d, c), sound.digest, seen)
     return seen
 
 

@@ -161,10 +161,7 @@ def _down(source: str, break_it: Callable[[], None]) -> float:
     """With no request answered, listing and reading end in a typed error in time; the slowest."""
     units = list_units(source)
     slowest = 0.0
-    attempts: tuple[Callable[[], Any], ...] = (
-        lambda: read_all(units),
-        lambda: list_units(source),
-    )
+    attempts: tuple[Callable[[], Any], ...] = (lambda: read_all(units), lambda: list_units(source))
     with quick_retries(PATIENCE_SECONDS):
         break_it()
         for attempt in attempts:
@@ -188,5 +185,5 @@ FAULTS = {
     22: [
         Fault("failing requests to hf://, source", 1, 20, failing_hub),
         Fault("failing requests to gs://, source", 1, 20, failing_google),
-    ],
+    ]
 }

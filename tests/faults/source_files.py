@@ -320,5 +320,5 @@ FAULTS = {
     18: [
         Fault("bad source files", 2 * len(KINDS), 20 * len(KINDS), bad_files),
         Fault("flipped bits under page checksums", 100, 1500, flips, slow=False),
-    ],
+    ]
 }

@@ -14,7 +14,7 @@ from pipeline.execute import inline
 from pipeline.graph.step_context import ShardTask, StepContext
 from pipeline.store import lease, storage
 from tests.faults import crash
-from tests.faults.disk import Killed, Life, Trouble, data_read, data_written
+from tests.faults.disk import Killed, Life, Trouble
 from tests.faults.registry import Violation
 from tests.pipeline.helpers import bring_up, check_invariants
 
@@ -25,18 +25,6 @@ def _write(root, text=b"0123456789"):
         file.write(text)
         os.fsync(file.fileno())
     os.replace(f"{root}/a/new", f"{root}/a/file")
-
-
-def test_every_operation_is_seen_in_order(tmp_path):
-    """What a plain write-and-rename does to a disk; readings only when asked."""
-    with Life(str(tmp_path)) as life:
-        _write(tmp_path)
-        assert (tmp_path / "a/file").read_bytes() == b"0123456789"
-    assert [o.kind for o in life.operations] == ["mkdir", "open", "write", "fsync", "replace"]
-    with Life(str(tmp_path), count_reads=True) as life:
-        assert storage.read_bytes(str(tmp_path / "a/file")) == b"0123456789"
-        assert storage.size(str(tmp_path / "a/file")) == 10
-    assert {"open", "read", "stat"} <= {o.kind for o in life.operations}
 
 
 @pytest.mark.parametrize(
@@ -106,32 +94,6 @@ def test_threads_of_a_dead_life_do_nothing(tmp_path):
         begun.set()
     assert not thread.is_alive()
     assert os.listdir(tmp_path / "a") == []
-
-
-def test_a_dead_life_holds_no_lease(tmp_path):
-    """Its lease is free at once for the next life, and was not for its own."""
-    root = str(tmp_path)
-
-    def waited(holder):
-        raise InterruptedError
-
-    with Life(root):
-        held = lease.acquire(root, published=lambda: False, waiting=waited)
-        held._stop.set()
-        with pytest.raises(InterruptedError):
-            lease.acquire(root, published=lambda: False, waiting=waited)
-    with Life(root):
-        held = lease.acquire(root, published=lambda: False, waiting=waited)
-        assert held.number == 2
-        held.release()
-
-
-def test_what_a_life_read_and_wrote_is_known(tmp_path):
-    """Data of attempts, by path below the store."""
-    with Life(str(tmp_path)) as life:
-        bring_up(str(tmp_path), crash.graph())
-    assert len(data_written(life)) >= 4 + 3, "four shards and three logs"
-    assert sum(path.endswith("n.txt") for path in data_read(life)) == 4
 
 
 def _create_in_place(url, data, **_):

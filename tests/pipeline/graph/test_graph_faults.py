@@ -68,14 +68,6 @@ def test_the_message_of_a_cycle_names_its_steps_and_no_others():
     assert "total" not in str(caught.value)
 
 
-def test_equal_nodes_are_executed_once(tmp_path):
-    """The same node twice, and equal nodes built apart, under two names."""
-    node = numbers(count=4)
-    again = named(numbers(count=4, shards=2), "again")
-    assert executed(str(tmp_path), node, node, again) == ["numbers"]
-    assert executed(str(tmp_path), again, node) == []
-
-
 def test_a_diamond_is_executed_once_a_step(tmp_path):
     """Source, two branches and their join; built from separate but equal sources."""
     left = named(scaled(numbers(count=4), scale=Scale(2)), "left")

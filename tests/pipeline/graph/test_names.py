@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 from pipeline import Experiment, InputError, Result, StepContext, named, step
 from pipeline.errors import StepFailed
 from pipeline.graph.step import StepSpec, as_node
-from pipeline.plan.lineage import lineage
 from pipeline.store import storage
 from pipeline.store.ledger import Ledger
 from tests.pipeline.helpers import bring_up
@@ -143,11 +142,6 @@ def no_access(monkeypatch):
     monkeypatch.setattr(storage, "filesystem", refuse)
 
 
-def test_there_are_enough_hostile_names():
-    """At least 25, all different."""
-    assert len(set(HOSTILE)) == len(HOSTILE) >= 25
-
-
 @pytest.mark.parametrize("name", HOSTILE, ids=ascii)
 def test_hostile_names_are_refused_before_any_access(no_access, name):
     """As only part and as last of several; the message shows the name without printing it raw."""
@@ -229,14 +223,6 @@ def test_two_shards_never_share_a_record(first, second):
             continue
     assert ledger.finished() == recorded
     assert all(recorded[name].name == name for name in recorded)
-
-
-def test_names_that_differ_by_case_are_two_shards(tmp_path):
-    """On a store that tells case apart, which local Linux disks and GCS do."""
-    bring_up(str(tmp_path), write_named(names=("part/A", "part/a")))
-    node = as_node(write_named(names=("part/A", "part/a")))
-    found = lineage([storage.join(str(tmp_path), node.directory)])[0].manifest
-    assert [shard.name for shard in found.shards] == ["part/A", "part/a"]
 
 
 @pytest.mark.parametrize("kind", ["out", "directory", "inside", "broken", "whole", "pipe"])
@@ -327,14 +313,6 @@ def test_hostile_display_names_are_refused(label):
     with pytest.raises(InputError, match="named"):
         named(node, label)
     assert as_node(node).label == "numbers"
-
-
-def test_a_display_name_moves_neither_key_nor_directory(tmp_path):
-    """Nor is a name of markup refused."""
-    label = '<script>alert("&")</script>'.replace("/", "|")
-    node = named(numbers(count=2), label)
-    bring_up(str(tmp_path), node)
-    assert as_node(node).directory == as_node(numbers(count=2)).directory
 
 
 @pytest.mark.parametrize(

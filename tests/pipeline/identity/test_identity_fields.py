@@ -12,7 +12,7 @@ from experiments.run_200m import experiment
 from pipeline import InputError
 from pipeline.graph.step import as_node
 from pipeline.identity import fingerprint
-from tests.pipeline.identity.identity_fields import Leaf, bare, change, leaves, library
+from tests.pipeline.identity.identity_fields import bare, change, leaves, library
 
 SMOKE = dataclasses.replace(experiment.presets["smoke"], train_tokens=9_000)
 LEAVES = leaves()
@@ -25,14 +25,6 @@ def test_a_field_changes_the_key_unless_it_is_runtime(leaf):
     values = {**after.config, **after.runtime}
     assert values != {**before.config, **before.runtime}, "the field must really have changed"
     assert (after.key != before.key) == (not leaf.runtime)
-
-
-def test_trying_a_field_leaves_the_step_its_check():
-    """The step is the library's own, for every other test of the process."""
-    leaf = next(leaf for leaf in LEAVES if leaf.step.check is not None)
-    before = leaf.step.check
-    leaf.nodes()
-    assert leaf.step.check is before
 
 
 def test_every_step_and_every_configuration_was_found(record_property):
@@ -113,8 +105,3 @@ def test_every_flag_of_the_experiment_does_something_or_is_runtime(path):
     after = as_node(experiment.build(changed)).key
     same = path == ("hardware",) or (path[0] == "training" and path[1:] in runtime)
     assert (before == after) == same
-
-
-def test_a_leaf_says_where_it_is():
-    """The name of a leaf is the step and the dotted path."""
-    assert Leaf(library()[0], ("a", "b"), False).name == f"{library()[0].label}.a.b"

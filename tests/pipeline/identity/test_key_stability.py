@@ -169,22 +169,6 @@ def test_two_classes_of_one_name_are_refused(package):
         assert part in last
 
 
-def test_two_steps_of_one_name_are_refused(package):
-    """Their keys would mix outputs of different code."""
-    package.files["other.py"] = STEPS
-    package.edit("graph.py", "import source, user", "import user\nfrom acme.other import user as b")
-    package.edit(
-        "graph.py", "acme.config import", "acme.other import source\nfrom acme.config import"
-    )
-    package.edit("graph.py", "user(source", "b(user(source")
-    package.edit("graph.py", "names=names))", "names=names)))")
-    package.edit("other.py", "class Thing(Artifact):\n    pass", "from acme.steps import Thing")
-    done = package.ask()
-    assert done.returncode != 0
-    for part in ("two different steps", "'user'", "acme/steps.py", "acme/other.py", "@step(name="):
-        assert part in done.stderr.splitlines()[-1]
-
-
 def test_a_file_that_is_executed_twice_declares_the_same_steps(tmp_path):
     """As when a file is run as a script and imported by another one."""
     file = tmp_path / "twice.py"

@@ -96,11 +96,6 @@ def edit(path: Path, old: str, new: str) -> None:
     path.write_text(text.replace(old, new))
 
 
-def test_every_file_that_is_imported_is_reached(project, build):
-    """Relative, parenthesised, inside the body, star, namespace package; not the unused one."""
-    assert list(source_code.digests(build)) == REACHED
-
-
 def test_running_the_step_loads_no_file_that_is_not_reached(project, build):
     """Python itself imports exactly the files that were found without importing."""
     code = (
@@ -136,15 +131,6 @@ def test_the_steps_of_the_library_reach_what_modulefinder_finds(name):
     assert f"{module.replace('.', '/')}.py" in found
 
 
-def test_training_reaches_the_loop_and_no_engine(project):
-    """What `train` imports inside its body is part of its code; the engine is not."""
-    from steps.training.train import train
-
-    names = set(source_code.digests(train))
-    assert {"training/trainer/trainer.py", "models/transformer.py", "steps/__init__.py"} <= names
-    assert not any(name.startswith("pipeline/") for name in names)
-
-
 def test_finding_the_files_imports_nothing():
     """No module but this one's own needs is loaded by it."""
     code = (
@@ -157,22 +143,6 @@ def test_finding_the_files_imports_nothing():
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT
     )
     assert set(done.stdout.split()) <= {"pipeline", *sys.stdlib_module_names}
-
-
-def test_unchanged_code_is_unchanged(build):
-    """Nothing is reported, and no file is parsed to know it."""
-    then = recorded(build)
-    source_code._files.clear()
-    source_code._walks.clear()
-    assert source_code.changed(build, then) == []
-    assert not any("meaning" in vars(file) for _, file in source_code._files.values())
-
-
-def test_a_change_in_a_function_imported_inside_the_body_is_seen(project, build):
-    """Three imports away, the file is named."""
-    then = recorded(build)
-    edit(project / "acme/common.py", "x + 1", "x + 2")
-    assert source_code.changed(build, then) == ["acme/common.py"]
 
 
 @pytest.mark.parametrize(

@@ -17,16 +17,7 @@ from pipeline.store.garbage import delete, find_garbage
 from pipeline.store.outputs import Found, Store
 from pipeline.sweep import select, sweep
 from tests.pipeline.helpers import bring_up, check_invariants, executed, result
-from tests.pipeline.toy import (
-    Numbers,
-    Order,
-    clamp,
-    numbers,
-    opened,
-    opened_many,
-    order,
-    orders,
-)
+from tests.pipeline.toy import Numbers, Order, clamp, numbers, opened, opened_many, order, orders
 
 FEW, MANY = sum(range(4)), sum(range(10))
 

@@ -22,15 +22,6 @@ def _never(holder):
     raise AssertionError(f"had to wait for {holder}")
 
 
-def test_a_released_lease_is_taken_at_once(tmp_path):
-    """Two holders one after the other, numbered in order."""
-    first = _acquire(tmp_path)
-    first.release()
-    second = _acquire(tmp_path, waiting=_never)
-    assert (first.number, second.number) == (1, 2)
-    second.release()
-
-
 def test_a_live_holder_is_waited_for_until_it_publishes(tmp_path):
     """The second taker waits, is told the holder, and ends with None once the output is there."""
     held, looks, told = _acquire(tmp_path), [], []
@@ -90,17 +81,6 @@ def test_a_beating_foreign_holder_is_not_taken_over(tmp_path, monkeypatch):
     got = _acquire(tmp_path, published=lambda: next(looks, None) is None)
     assert got is None
     held.release()
-
-
-def test_holder_describes_who_holds(tmp_path):
-    """One look says who holds a lease, or that nobody does."""
-    assert lease.holder(str(tmp_path)) is None
-    held = _acquire(tmp_path)
-    found = lease.holder(str(tmp_path))
-    assert found is not None
-    assert found.owner["pid"] == os.getpid()
-    held.release()
-    assert lease.holder(str(tmp_path)) is None
 
 
 def test_the_age_of_a_heartbeat_is_by_the_clock_of_the_store(tmp_path, monkeypatch):

@@ -30,16 +30,7 @@ from tests.bench.request_servers import kind
 from tests.faults import fake_gcs
 from tests.faults.fake_gcs import FakeGCS
 from tests.pipeline.helpers import bring_up
-from tests.pipeline.toy import (
-    Numbers,
-    Order,
-    Scale,
-    numbers,
-    orders,
-    scaled,
-    total,
-    write_numbers,
-)
+from tests.pipeline.toy import Numbers, Order, Scale, numbers, orders, scaled, total, write_numbers
 
 STORE = "gs://bucket/store"
 SHARDS = 20

@@ -1,99 +1,61 @@
-"""Storage: conditional create, atomic replace, safe paths; locally and in memory."""
+"""Storage: the contract of every kind of store, and what only a disk shows."""
 
 from __future__ import annotations
 
+import hashlib
 import multiprocessing
 import threading
 import uuid
+from collections.abc import Callable
 
 import pytest
 
-from pipeline.store import storage
+from pipeline.store import object_storage, storage
+from tests.faults.fake_gcs import FakeGCS
+from tests.faults.s3_server import s3
+
+__all__ = ["s3"]
 
 
-@pytest.fixture(params=["local", "memory"])
-def root(request, tmp_path):
+@pytest.fixture(params=["local", "memory", "gs", "s3"])
+def root(request, tmp_path, monkeypatch):
     """A store to write to."""
-    return str(tmp_path) if request.param == "local" else f"memory://{uuid.uuid4().hex}"
+    monkeypatch.setattr(object_storage, "FIRST_WAIT_SECONDS", 0.002)
+    if request.param == "gs":
+        with FakeGCS(page=3):
+            yield "gs://bucket/store"
+    elif request.param == "s3":
+        yield f"{request.getfixturevalue('s3')}/store"
+    else:
+        yield str(tmp_path) if request.param == "local" else f"memory://{uuid.uuid4().hex}"
 
 
-def test_create_writes_once_and_tells_who_won(root):
-    """Of two creates the second loses and the content stays the first one's."""
-    url = storage.join(root, "a", "record.json")
-    assert storage.create(url, b"first")
-    assert not storage.create(url, b"second")
-    assert storage.read_bytes(url) == b"first"
-
-
-def test_of_racing_threads_one_creates(root):
-    """Sixteen threads, one True."""
-    url, wins = storage.join(root, "record"), []
-    barrier = threading.Barrier(16)
+def winners(action: Callable[[int], bool], threads: int = 8) -> list[int]:
+    """The numbers of the threads, started together, for which the action returned True."""
+    barrier, wins = threading.Barrier(threads), []
 
     def race(n: int) -> None:
         barrier.wait()
-        if storage.create(url, str(n).encode()):
+        if action(n):
             wins.append(n)
 
-    threads = [threading.Thread(target=race, args=(n,)) for n in range(16)]
-    for thread in threads:
+    running = [threading.Thread(target=race, args=(n,)) for n in range(threads)]
+    for thread in running:
         thread.start()
-    for thread in threads:
+    for thread in running:
         thread.join()
-    assert len(wins) == 1
-    assert storage.read_bytes(url) == str(wins[0]).encode()
+    return wins
 
 
-def _race_process(directory: str, barrier, wins) -> None:
-    for round_ in range(20):
-        barrier.wait()
-        if storage.create(f"{directory}/{round_}", b"x" * 4096):
-            wins.put(round_)
-
-
-def test_of_racing_processes_one_creates(tmp_path):
-    """Two processes, twenty races, twenty winners."""
-    context = multiprocessing.get_context("spawn")
-    barrier, wins = context.Barrier(2), context.Queue()
-    processes = [
-        context.Process(target=_race_process, args=(str(tmp_path), barrier, wins)) for _ in range(2)
-    ]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(60)
-    assert sorted(wins.get() for _ in range(20)) == list(range(20))
-    assert wins.empty()
-
-
-def test_write_atomic_replaces_and_leaves_nothing_behind(tmp_path):
-    """The new content is there and no temporary file is."""
-    url = str(tmp_path / "x")
-    storage.write_atomic(url, b"old")
-    storage.write_atomic(url, b"new")
-    assert storage.read_bytes(url) == b"new"
-    assert [p.name for p in tmp_path.iterdir()] == ["x"]
-
-
-def test_listing_and_sizes(root):
-    """Names directly below, files recursively with sizes; absent directories are empty."""
-    storage.write_atomic(storage.join(root, "b", "c"), b"123")
-    storage.write_atomic(storage.join(root, "a"), b"1")
-    assert storage.list_names(root) == ["a", "b"]
-    assert list(storage.list_files(root)) == [("a", 1), ("b/c", 3)]
-    assert storage.list_names(storage.join(root, "none")) == []
-    assert list(storage.list_files(storage.join(root, "none"))) == []
-    assert storage.size(storage.join(root, "b", "c")) == 3
-    assert storage.size(storage.join(root, "none")) is None
-
-
-def test_digest_is_sha256(root):
-    """The digest of a known content."""
-    url = storage.join(root, "abc")
-    storage.write_atomic(url, b"abc")
-    assert storage.sha256(url) == (
-        "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
-    )
+def test_create_writes_once_and_tells_who_won(root):
+    """The content stays the first one's; of racing threads one creates."""
+    url = storage.join(root, "a", "record.json")
+    assert storage.create(url, b"first")
+    assert not storage.create(url, b"first")
+    for turn in range(4):
+        url = storage.join(root, str(turn))
+        (winner,) = winners(lambda n, url=url: storage.create(url, str(n).encode()))
+        assert storage.read_bytes(url) == str(winner).encode()
 
 
 def test_a_replacement_needs_the_version_that_was_read(root):
@@ -112,21 +74,77 @@ def test_a_replacement_needs_the_version_that_was_read(root):
 
 
 def test_of_racing_threads_one_replaces(root):
-    """Sixteen threads that read the same version, eight times over: one True each time."""
+    """Those that read the same version, four times over."""
     url = storage.join(root, "manifest.json")
     storage.create(url, b"first")
-    for turn in range(8):
-        version, barrier, wins = storage.read_versioned(url)[1], threading.Barrier(16), []
+    for turn in range(4):
+        new = [f"{turn}-{n}".encode() for n in range(8)]
+        version = storage.read_versioned(url)[1]
+        (winner,) = winners(lambda n, v=version, new=new: storage.replace_if(url, new[n], v))
+        assert storage.read_bytes(url) == new[winner]
 
-        def race(n: int, turn=turn, version=version, barrier=barrier, wins=wins) -> None:
-            barrier.wait()
-            if storage.replace_if(url, f"{turn}-{n}".encode(), version):
-                wins.append(n)
 
-        threads = [threading.Thread(target=race, args=(n,)) for n in range(16)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        (winner,) = wins
-        assert storage.read_bytes(url) == f"{turn}-{winner}".encode()
+def test_what_is_written_is_listed_with_its_size_until_it_is_deleted(root):
+    """Neighbours with the same beginning stay, and a star is part of a name."""
+    for name in ("d", "d*"):
+        for n in range(5):
+            storage.write_atomic(f"{root}/{name}/{n}/x", b"1" * n)
+    storage.write_atomic(f"{root}/dd", b"old")
+    storage.write_atomic(f"{root}/dd", b"abc")
+    with storage.open_write(f"{root}/e/f") as file:
+        file.write(b"333")
+    assert storage.list_names(root) == ["d", "d*", "dd", "e"]
+    assert storage.list_names(f"{root}/d") == [str(n) for n in range(5)]
+    assert list(storage.list_files(f"{root}/d")) == [(f"{n}/x", n) for n in range(5)]
+    sizes = {name: size for name, (size, _) in storage.inventory(f"{root}/e").items()}
+    assert sizes == {"f": 3}
+    assert storage.sha256(f"{root}/dd") == hashlib.sha256(b"abc").hexdigest()
+    storage.delete_tree(f"{root}/d*")
+    storage.delete_tree(f"{root}/d*")
+    assert storage.list_names(root) == ["d", "dd", "e"]
+    storage.delete_tree(f"{root}/d")
+    assert storage.list_names(root) == ["dd", "e"]
+
+
+def test_what_is_absent(root):
+    """None, False, empty or FileNotFoundError."""
+    storage.write_atomic(f"{root}/there", b"")
+    url = f"{root}/none"
+    assert storage.size(url) is None
+    assert storage.modified(url) is None
+    assert not storage.exists(url)
+    assert storage.list_names(url) == []
+    assert list(storage.list_files(url)) == []
+    assert storage.inventory(url) == {}
+    storage.delete_tree(url)
+    with pytest.raises(FileNotFoundError):
+        storage.read_bytes(url)
+
+
+def _race_process(directory: str, barrier, wins) -> None:
+    for round_ in range(20):
+        barrier.wait()
+        if storage.create(f"{directory}/{round_}", b"x" * 4096):
+            wins.put(round_)
+
+
+def test_of_racing_processes_one_creates_on_a_disk(tmp_path):
+    """Two processes, twenty races, twenty winners."""
+    context = multiprocessing.get_context("spawn")
+    barrier, wins = context.Barrier(2), context.Queue()
+    processes = [
+        context.Process(target=_race_process, args=(str(tmp_path), barrier, wins)) for _ in range(2)
+    ]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(60)
+    assert sorted(wins.get() for _ in range(20)) == list(range(20))
+    assert wins.empty()
+
+
+def test_an_atomic_write_leaves_nothing_behind_on_a_disk(tmp_path):
+    """No temporary file is left."""
+    storage.write_atomic(str(tmp_path / "x"), b"old")
+    storage.write_atomic(str(tmp_path / "x"), b"new")
+    assert [p.name for p in tmp_path.iterdir()] == ["x"]

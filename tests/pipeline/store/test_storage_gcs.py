@@ -6,7 +6,6 @@ import hashlib
 import itertools
 import json
 import multiprocessing
-import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -92,27 +91,6 @@ def test_create_is_conditional_whatever_the_size(server, size):
     assert contents(server) == {"store/record": data}
 
 
-def test_of_racing_threads_one_creates(server):
-    """Eight threads, fifteen races, fifteen winners, and the winner's bytes stay."""
-    wins: list[tuple[int, int]] = []
-    barrier = threading.Barrier(8)
-
-    def race(thread: int) -> None:
-        for round_ in range(15):
-            barrier.wait()
-            # Equal bytes: who won must not be told by comparing what was written.
-            if storage.create(f"{ROOT}/{round_}", b"same"):
-                wins.append((round_, thread))
-
-    threads = [threading.Thread(target=race, args=(n,)) for n in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert sorted(round_ for round_, _ in wins) == list(range(15))
-    assert sum(status == 412 for *_, status in server.log) == 15 * 7
-
-
 def _race_process(number: int, barrier, wins) -> None:
     object_storage.FIRST_WAIT_SECONDS = 0.002
     for round_ in range(20):
@@ -156,32 +134,6 @@ def test_a_create_is_lost_to_a_foreign_object(server):
 
 
 # the rest of storage.py
-
-
-def test_atomic_write_size_read_and_digest(server):
-    """A replaced object has the new content, size and digest."""
-    url = f"{ROOT}/a b/%41?#x"
-    storage.write_atomic(url, b"old")
-    storage.write_atomic(url, b"abc")
-    assert contents(server) == {"store/a b/%41?#x": b"abc"}
-    assert storage.size(url) == 3
-    assert storage.read_bytes(url) == b"abc"
-    assert storage.exists(url)
-    assert storage.sha256(url) == hashlib.sha256(b"abc").hexdigest()
-
-
-def test_what_is_absent(server):
-    """Absent objects are None, False, empty or FileNotFoundError."""
-    url = f"{ROOT}/none"
-    assert storage.size(url) is None
-    assert not storage.exists(url)
-    assert storage.list_names(url) == []
-    assert list(storage.list_files(url)) == []
-    storage.delete_tree(url)
-    with pytest.raises(FileNotFoundError):
-        storage.read_bytes(url)
-    with pytest.raises(FileNotFoundError):
-        storage.read_json(url)
 
 
 @pytest.mark.parametrize("size", [0, 10, 5 << 20, (11 << 20) + 3, 10 << 20])
@@ -236,14 +188,6 @@ def test_delete_tree_deletes_what_is_below_and_nothing_else(server, batch, monke
     storage.delete_tree(f"{ROOT}/d")
     assert sorted(contents(server)) == ["store/d5", "store/dd/4", "store/e"]
     assert any("/batch/" in path for _, path, *_ in server.log) == batch
-
-
-def test_delete_tree_takes_no_patterns(server):
-    """A name with a star in it is a name."""
-    for name in ("a*/1", "ab/2"):
-        storage.write_atomic(f"{ROOT}/{name}", b"")
-    storage.delete_tree(f"{ROOT}/a*")
-    assert sorted(contents(server)) == ["store/ab/2"]
 
 
 # errors

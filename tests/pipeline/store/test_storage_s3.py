@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-
 import pytest
 
 from pipeline.errors import InputError, StoreUnavailable
@@ -38,33 +36,6 @@ def failing(monkeypatch, times: int, *, after: bool, method: str = "put_object")
     return made
 
 
-def test_create_writes_once_and_tells_who_won(s3):
-    """Of two creates the second loses and the content stays the first one's."""
-    url = storage.join(s3, "a", "record.json")
-    assert storage.create(url, b"first")
-    assert not storage.create(url, b"second")
-    assert storage.read_bytes(url) == b"first"
-
-
-def test_of_racing_threads_one_creates(s3):
-    """Eight threads, one True."""
-    url, wins = storage.join(s3, "record"), []
-    barrier = threading.Barrier(8)
-
-    def race(n: int) -> None:
-        barrier.wait()
-        if storage.create(url, str(n).encode()):
-            wins.append(n)
-
-    threads = [threading.Thread(target=race, args=(n,)) for n in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(wins) == 1
-    assert storage.read_bytes(url) == str(wins[0]).encode()
-
-
 def test_a_write_whose_answer_is_lost_is_known_for_ours(s3, monkeypatch):
     """The object was written, the connection broke, and the second request is refused by it."""
     made = failing(monkeypatch, 1, after=True)
@@ -72,42 +43,6 @@ def test_a_write_whose_answer_is_lost_is_known_for_ours(s3, monkeypatch):
     assert storage.create(url, b"first")
     assert made.count("put_object") == 2
     monkeypatch.undo()
-
-
-def test_replace_if_compares_versions(s3):
-    """It replaces and deletes what was read, and nothing else."""
-    url = storage.join(s3, "record")
-    storage.create(url, b"first")
-    content, version = storage.read_versioned(url)
-    assert content == b"first"
-    assert storage.replace_if(url, b"second", version)
-    assert not storage.replace_if(url, b"third", version)
-    assert not storage.replace_if(url, None, version)
-    assert storage.read_bytes(url) == b"second"
-    assert storage.replace_if(url, None, storage.read_versioned(url)[1])
-    assert not storage.exists(url)
-    assert not storage.replace_if(url, b"fourth", version)
-    assert not storage.exists(url)
-
-
-def test_objects_are_listed_and_deleted(s3):
-    """As soon as they are written; what is not there is an answer."""
-    for name in ("a/one", "a/b/two", "c"):
-        storage.write_atomic(storage.join(s3, name), name.encode())
-    with storage.open_write(storage.join(s3, "a", "three")) as file:
-        file.write(b"333")
-    assert storage.list_names(s3) == ["a", "c"]
-    assert storage.list_names(storage.join(s3, "none")) == []
-    inside = storage.join(s3, "a")
-    assert list(storage.list_files(inside)) == [("b/two", 7), ("one", 5), ("three", 3)]
-    sizes = {name: size for name, (size, _) in storage.inventory(inside).items()}
-    assert sizes == {"b/two": 7, "one": 5, "three": 3}
-    assert all(time for _, time in storage.inventory(inside).values())
-    assert storage.size(storage.join(s3, "c")) == 1
-    assert storage.size(storage.join(s3, "d")) is None
-    storage.delete_tree(inside)
-    storage.delete_tree(inside)
-    assert storage.list_names(s3) == ["c"]
 
 
 def test_a_connection_that_breaks_is_made_again(s3, monkeypatch):
