@@ -1,4 +1,4 @@
-"""Leases: one holder at a time, dead holders noticed, no wall clock."""
+"""Leases: one holder at a time, dead holders noticed, no wall clock; and stores that fail."""
 
 from __future__ import annotations
 
@@ -6,11 +6,18 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 
+import psutil
 import pytest
 
-from pipeline.store import lease, process
+from pipeline.store import lease, process, storage
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch):
+    monkeypatch.setattr(lease, "LOOK_SECONDS", 0.01)
 
 
 def _acquire(root, **changes):
@@ -20,6 +27,137 @@ def _acquire(root, **changes):
 
 def _never(holder):
     raise AssertionError(f"had to wait for {holder}")
+
+
+def _record(root, number, owner):
+    (root / "leases").mkdir(exist_ok=True)
+    (root / "leases" / f"{number:06d}.json").write_text(json.dumps(owner))
+
+
+def test_the_number_after_six_nines_is_seen_by_the_next(tmp_path):
+    """Lease 1000000 follows, and 1000001 after it: numbers do not stick at six digits."""
+    _record(tmp_path, 999_999, {**process.this(), "process_start": 1.0})
+    for expected in (1_000_000, 1_000_001):
+        held = _acquire(tmp_path, waiting=_never)
+        assert held.number == expected
+        held.release()
+
+
+def test_who_released_has_published_so_the_next_does_not_repeat_it(tmp_path, monkeypatch):
+    """A holder that ends between two looks leaves an output, not a lease to take."""
+    held, published = _acquire(tmp_path), []
+    is_there = lease._is_there
+
+    def release_before_the_look(url):
+        if url.endswith(".done") and not published:
+            published.append(1)
+            held.release()
+        return is_there(url)
+
+    monkeypatch.setattr(lease, "_is_there", release_before_the_look)
+    assert _acquire(tmp_path, published=lambda: bool(published)) is None
+    assert not (tmp_path / "leases" / "000002.json").exists()
+
+
+def test_a_stray_release_does_not_release_a_later_lease(tmp_path):
+    """A release without a record uses its number up; the lease taken next is held."""
+    (tmp_path / "leases").mkdir()
+    (tmp_path / "leases" / "000001.done").write_text("")
+    held = _acquire(tmp_path)
+    found = lease.holder(str(tmp_path))
+    assert found is not None
+    assert (held.number, found.number) == (2, 2)
+    held.release()
+
+
+def test_releasing_does_not_raise_when_the_store_is_down(tmp_path, monkeypatch, caplog):
+    """The step has ended; what it published must not be lost over its lease."""
+    held = _acquire(tmp_path)
+
+    def down(url, data, **_):
+        raise ConnectionError("down")
+
+    monkeypatch.setattr(storage, "create", down)
+    held.release()
+    assert "000001.done" in caplog.text
+
+
+def test_a_heartbeat_survives_whatever_the_store_raises(tmp_path, monkeypatch, caplog):
+    """A store's client raises errors of its own; the beats go on when it is back."""
+    written, beats = storage.write_atomic, []
+    again = threading.Event()
+
+    def flaky(url, data, **_):
+        beats.append(data)
+        if len(beats) < 4:
+            raise RuntimeError("not an OSError")
+        written(url, data)
+        again.set()
+
+    monkeypatch.setattr(storage, "write_atomic", flaky)
+    monkeypatch.setattr(lease, "BEAT_SECONDS", 0.01)
+    held = _acquire(tmp_path)
+    assert again.wait(30)
+    held.release()
+    assert int((tmp_path / "leases" / "000001.beat").read_text()) >= 4
+    assert caplog.text.count("cannot be written") == 1
+
+
+def test_a_winner_whose_answer_was_lost_knows_its_own_record(tmp_path, monkeypatch):
+    """The store took the record and a repeated request was refused: the lease is ours."""
+    create = storage.create
+
+    def refused(url, data, **_):
+        create(url, data)
+        return False
+
+    monkeypatch.setattr(storage, "create", refused)
+    held = _acquire(tmp_path, waiting=_never)
+    assert held.number == 1
+    held.release()
+
+
+def test_time_in_which_the_observer_slept_is_not_silence(tmp_path, monkeypatch):
+    """After a night asleep, the first look does not take over: only watched silence counts."""
+    now = [1000.0]
+    monkeypatch.setattr(lease.time, "monotonic", lambda: now[0])
+    _record(tmp_path, 1, {"host": "elsewhere", "pid": 1})
+    observer = lease._Observer(str(tmp_path / "leases" / "000001"))
+    assert not observer.free()
+    now[0] += 8 * 3600
+    assert not observer.free()
+    for _ in range(int(lease.STALE_SECONDS)):
+        now[0] += 1.0
+        last = observer.free()
+    assert last
+
+
+def test_an_owner_that_cannot_be_seen_is_not_gone(monkeypatch):
+    """A hidden process, or a record without a start time: the heartbeat decides, not the pid."""
+    me = process.this()
+    start = me["process_start"]
+    assert process.is_gone({**me, "process_start": start - 100})
+    assert not process.is_gone(me)
+    assert not any(process.is_gone({**me, "process_start": odd}) for odd in ("", None, "1", 1))
+    assert not any(process.is_gone({**me, "pid": odd}) for odd in (0, -1, 2**70, True, "1", None))
+
+    def hidden(pid):
+        raise psutil.AccessDenied(pid)
+
+    monkeypatch.setattr(process.psutil, "Process", hidden)
+    assert not process.is_gone({**me, "process_start": start - 100})
+
+
+def test_an_unreadable_heartbeat_is_silence_only_when_it_lasts(tmp_path, monkeypatch):
+    """One failed read begins the silence anew; a heartbeat nobody can read does not wedge."""
+    monkeypatch.setattr(lease, "STALE_SECONDS", 0.05)
+    _record(tmp_path, 1, {"host": "elsewhere", "pid": 1})
+    (tmp_path / "leases" / "000001.beat").mkdir()
+    held = _acquire(tmp_path)
+    assert held.number == 2
+    owner = json.loads((tmp_path / "leases" / "000002.json").read_text())
+    assert owner["previous"].startswith("unresponsive")
+    held.release()
 
 
 def test_a_live_holder_is_waited_for_until_it_publishes(tmp_path):
