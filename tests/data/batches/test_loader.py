@@ -1,13 +1,10 @@
 """Batches depend on their number alone, and threads end when asked."""
 
-import collections
 import threading
 import time
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from data.batches.block_shuffle import BlockShuffle
 from data.batches.dataset import Dataset
@@ -44,41 +41,6 @@ def test_batch_n_is_the_sequences_at_its_positions(dataset, stored):
         assert batch.dtype == np.int32
         positions = np.arange(12 * n, 12 * n + 12)
         assert batch.tolist() == [rows[row] for row in order.rows(positions)]
-
-
-@pytest.mark.slow
-@settings(max_examples=10, deadline=None)
-@given(
-    io_block_size=st.integers(1, 40),
-    window_blocks=st.integers(1, 300),
-    seed=st.integers(-2, 2),
-    batch_size=st.integers(1, 60),
-    length=st.sampled_from([7, 32, 100, 1024]),
-)
-def test_every_row_once_per_epoch(stored, io_block_size, window_blocks, seed, batch_size, length):
-    """Three epochs, batches across their ends: each has every row once, in an order of its own."""
-    shuffled = source(stored[0], "web", io_block_size, window_blocks, seed)
-    expected = sorted(map(tuple, rows_of(stored[1], length)))
-    with Dataset(spec(shuffled, length=length)) as dataset:
-        batch_size = min(batch_size, dataset.sequences)
-        batches = take(dataset, -(-3 * len(expected) // batch_size), batch_size=batch_size)
-    found = np.concatenate(batches)[: 3 * len(expected)]
-    epochs = [list(map(tuple, epoch)) for epoch in found.reshape(3, len(expected), length).tolist()]
-    for epoch in epochs:
-        assert sorted(epoch) == expected
-    if len(expected) > 50:
-        assert len(set(map(tuple, epochs))) == 3
-
-
-def test_an_epoch_has_the_tokens_of_the_shards(stored):
-    """Counted one by one: what is missing is fewer tokens than a row has."""
-    every = collections.Counter(token for shard in stored[1] for token in shard)
-    with Dataset(spec(source(stored[0]))) as dataset:
-        found = collections.Counter(
-            np.concatenate(take(dataset, 25, batch_size=10)).ravel().tolist()
-        )
-    assert found <= every
-    assert (every - found).total() == 8005 % LENGTH
 
 
 def test_the_number_of_threads_changes_nothing(dataset):

@@ -64,18 +64,6 @@ def by_processes(dataset, count, batch_size, start, stop):
     return np.concatenate(parts, axis=1)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("batch_size", [8, 40])
-@pytest.mark.parametrize("count", [1, 2, 4, 8])
-def test_any_number_of_processes_sees_the_same_batches(dataset, batch_size, count):
-    """Before and after a restart in the middle, so any number may go on from any other."""
-    whole = batches(dataset, batch_size, stop_batch=24)
-    first = by_processes(dataset, count, batch_size, 0, 13)
-    second = by_processes(dataset, count, batch_size, 13, 24)
-    assert np.array_equal(first, whole[:13])
-    assert np.array_equal(second, whole[13:])
-
-
 def test_a_run_that_changes_its_processes_again_and_again(dataset):
     """1, 8, 2, 4 and 1 processes one after the other: the batches of one process throughout."""
     counts, cuts = [1, 8, 2, 4, 1], [0, 3, 10, 11, 17, 30]

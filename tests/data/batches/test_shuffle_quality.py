@@ -69,16 +69,6 @@ def test_tiny_permutations_are_equally_likely(size):
     assert FeistelPermutation(1, 5)(np.zeros(3, np.int64)).tolist() == [0, 0, 0]
 
 
-@pytest.mark.slow
-def test_pairs_in_small_permutations_are_equally_likely():
-    """Of 12 elements, where the first and the last go together is even over 4,000 keys."""
-    ends = np.array([0, 11])
-    places = np.stack([FeistelPermutation(12, key)(ends) for key in range(4000)])
-    counts = np.bincount(places @ [12, 1], minlength=144).reshape(12, 12)
-    assert counts.trace() == 0
-    assert plausible(stats.chisquare(counts[~np.eye(12, dtype=bool)]).pvalue)
-
-
 @pytest.mark.parametrize("size", [65_536, 60_000, 10**12])
 def test_the_battery_refuses_low_bits_that_depend_on_low_bits(size):
     """Multiply, add and mask without a shift down: refused with p-values under 10^-100."""

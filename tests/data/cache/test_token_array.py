@@ -59,14 +59,6 @@ def _array(directories):
     return _ARRAYS.setdefault(tuple(directories), TokenArray(directories, 500))
 
 
-def test_the_whole_array_is_one_window(shards):
-    """A window may cover every shard, empty ones included."""
-    directories, every = shards
-    array = TokenArray(directories, 500)
-    assert len(array) == len(every) == sum(SIZES)
-    assert np.array_equal(array.read(np.array([0]), len(every))[0], every)
-
-
 @pytest.mark.parametrize("start", [-1, sum(SIZES) - 9])
 def test_windows_outside_are_refused(shards, start):
     """No index wraps around and none reads past the end."""
@@ -120,17 +112,6 @@ def _written(directory, size=5000, seed=0, **more):
     return TokenShard(str(directory), counts.tokens, counts.check), np.append(ids, 0)
 
 
-def test_wide_ids_are_read_whole(tmp_path):
-    """Ids above 65,535 survive, in whole chunks and in parts of them."""
-    ids = np.random.default_rng(0).integers(1, 100_000, 4999).astype(np.uint32)
-    counts = token_shard.write_shard(
-        str(tmp_path / "s"), [(ids, np.array([4999]))], vocab_size=100_000, eos_id=0
-    )
-    array = TokenArray([TokenShard(str(tmp_path / "s"), 5000, counts.check)], 100_000)
-    assert np.array_equal(array.read(np.array([1024]), 2048)[0], ids[1024:3072])
-    assert np.array_equal(array.read(np.array([7]), 4000)[0], ids[7:4007])
-
-
 def test_tokens_of_another_tokenizer_are_refused(tmp_path):
     """The error names both digests; without a digest nobody asked."""
     shard, tokens = _written(tmp_path / "s", tokenizer_digest="aa" * 32)
@@ -160,20 +141,6 @@ def test_a_sound_shard_in_the_place_of_another_is_refused(tmp_path, length):
     (tmp_path / "b/tokens/c/0").rename(tmp_path / "a/tokens/c/0")
     with pytest.raises(CorruptOutput, match=r"corrupt chunk 1 of tokens/c/0"):
         TokenArray([first], 500).read(np.array([1024]), length)
-
-
-def test_chunks_swapped_inside_a_file_are_refused(tmp_path):
-    """Each is sound in itself, at the wrong place."""
-    shard, tokens = _written(tmp_path / "s")
-    file = tmp_path / "s/tokens/c/0"
-    content, size = bytearray(file.read_bytes()), 2052
-    content[:size], content[size : 2 * size] = content[size : 2 * size], content[:size]
-    file.write_bytes(content)
-    array = TokenArray([shard], 500)
-    assert np.array_equal(array.read(np.array([2048]), 1024)[0], tokens[2048:3072])
-    for start, length in ((0, 1024), (0, 2048), (1000, 500)):
-        with pytest.raises(CorruptOutput, match="corrupt chunk 0"):
-            array.read(np.array([2048, start]), length)
 
 
 def test_windows_go_into_the_array_that_was_given(shards):
@@ -255,19 +222,6 @@ def test_a_layout_of_another_version_is_refused(tmp_path):
         (tmp_path / "t/checksums/c/0").write_bytes(chunks.seal(checksums))
         with pytest.raises(CorruptOutput, match="another layout"):
             TokenArray([TokenShard(str(tmp_path / "t"), 5000)], 500).read(np.array([0]), 10)
-
-
-def test_metadata_is_compared_by_what_it_says(tmp_path):
-    """Blanks and the order of members in zarr.json are free."""
-    _, tokens = _written(tmp_path / "s")
-    about = json.loads((tmp_path / "s/tokens/zarr.json").read_bytes())
-    about = json.dumps(dict(reversed(about.items())), indent=2).encode()
-    (tmp_path / "s/tokens/zarr.json").write_bytes(about)
-    checksums = chunks.unseal((tmp_path / "s/checksums/c/0").read_bytes(), chunks.CRC).copy()
-    checksums[-1] = chunks.checksum(about)
-    (tmp_path / "s/checksums/c/0").write_bytes(chunks.seal(checksums))
-    array = TokenArray([TokenShard(str(tmp_path / "s"), 5000)], 500)
-    assert np.array_equal(array.read(np.array([0]), 5000)[0], tokens)
 
 
 def _open_files():

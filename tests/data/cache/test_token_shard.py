@@ -151,29 +151,6 @@ def test_a_place_that_is_no_store_for_shards_is_refused():
         write("memory://shard")
 
 
-def contents(directory):
-    """Every file of a directory by its path inside."""
-    return {
-        str(path.relative_to(directory)): path.read_bytes()
-        for path in sorted(directory.rglob("*"))
-        if path.is_file()
-    }
-
-
-@pytest.mark.parametrize("count", [0, 1, 40])
-def test_the_same_documents_give_the_same_bytes(tmp_path, count):
-    """Every file of two writes is equal, however the documents are cut into batches."""
-    first = write(tmp_path / "a", batches(count=count))
-    second = write(tmp_path / "b", batches(count=count))
-    assert contents(tmp_path / "a") == contents(tmp_path / "b")
-    parts = list(batches(count=count))
-    if parts:
-        joined = [tuple(np.concatenate(part) for part in zip(*parts, strict=True))]
-        write(tmp_path / "c", joined)
-        assert contents(tmp_path / "a") == contents(tmp_path / "c")
-    assert (first.check, first.digest) == (second.check, second.digest)
-
-
 def test_the_check_tells_shards_apart(tmp_path):
     """It differs by one id, by where a document ends, and by what the attributes say."""
     ids, lengths = np.arange(1, 900, dtype=np.uint32), np.array([400, 499])

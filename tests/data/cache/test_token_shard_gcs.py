@@ -152,22 +152,6 @@ def test_a_bucket_that_never_answers_is_a_storage_error(server):
         assert np.array_equal(array.read(np.array([5000]), 10)[0], tokens[5000:5010])
 
 
-def test_a_bucket_that_is_not_ours_is_a_storage_error(server):
-    """Access denied is no damage."""
-    shard, _ = write()
-    server.denied.add("bucket")
-    with pytest.raises(StorageError, match="PERMISSION_DENIED"):
-        read(shard, [0], 10)
-
-
-def test_no_bucket_at_all(server):
-    """Neither writing nor reading ends in another's error."""
-    with pytest.raises(StorageError, match="bucket does not exist"):
-        write("gs://nowhere/shard")
-    with pytest.raises(CorruptOutput):
-        read(TokenShard("gs://nowhere/shard", 100), [0], 10)
-
-
 def test_a_shard_in_a_bucket_is_never_overwritten(server):
     """A second writer fails and changes nothing."""
     write()
@@ -175,16 +159,6 @@ def test_a_shard_in_a_bucket_is_never_overwritten(server):
     with pytest.raises(StorageError, match="expected an empty directory"):
         write(seed=1)
     assert server.buckets["bucket"] == before
-
-
-@pytest.mark.parametrize(("trouble", "kind"), [("denied", StorageError), ("over_quota", OSError)])
-def test_a_bucket_that_takes_nothing(server, trouble, kind):
-    """A storage error, and one to try again after where the quota was exceeded."""
-    getattr(server, trouble).add("bucket")
-    with pytest.raises(StorageError, match=URL) as caught:
-        write()
-    assert isinstance(caught.value, kind)
-    assert not server.buckets["bucket"]
 
 
 def test_answers_lost_while_writing(server):

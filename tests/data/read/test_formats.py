@@ -320,7 +320,7 @@ def test_text_files_that_are_read_together_are_written_as_one_by_one(tmp_path, m
     assert together["seen"] == 124
     assert together["dropped"] == {"empty text": 18, "outside the ranges": 0, NULL: 1}
     files = sorted(path.name for path in (tmp_path / "together").iterdir())
-    assert len(files) == 6
+    assert len(files) == 4
     for name in files:
         one, other = (tmp_path / place / name for place in ("together", "apart"))
         assert one.read_bytes() == other.read_bytes(), name

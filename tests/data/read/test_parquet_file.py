@@ -1,11 +1,6 @@
 """A source on the hub, by the real client: what is listed, what is fetched, what is refused."""
 
-import json
-import os
-import subprocess
-import sys
 from hashlib import sha256
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -17,7 +12,6 @@ from pipeline.errors import InputError, StorageError
 from tests.faults.fake_hub import COMMIT, FakeHub, Faults
 from tests.faults.hub import content, everything, quick_retries, read_all, table
 
-ROOT = Path(__file__).parents[3]
 FILES = {f"sample/10BT/{index}.parquet": content(index) for index in range(3)}
 FOOTER = 64 << 10  # what Arrow reads of the end of a file
 
@@ -162,14 +156,6 @@ def test_progress_counts_files(hub):
     assert seen == [(1, 3), (2, 3), (3, 3)]
 
 
-def test_plain_http_reads_the_same(hub):
-    """A folder that a web server lists."""
-    units = list_units(hub.web("sample/10BT/*.parquet"), target_bytes=1)
-    hub.log.clear()
-    assert read_all(units).equals(everything())
-    assert {request.method for request in hub.log} == {"GET"}
-
-
 def test_a_failing_store_is_not_taken_for_a_bad_file(hub):
     """What runs out of tries while Arrow reads keeps its type and its words."""
     units = list_units(pattern(hub))
@@ -179,26 +165,3 @@ def test_a_failing_store_is_not_taken_for_a_bad_file(hub):
         read_all(units)
     with quick_retries(patience=0.1), pytest.raises(StorageError, match="HTTP 503"):
         list_units(pattern(hub))
-
-
-@pytest.mark.slow
-def test_a_process_of_its_own_goes_where_hf_endpoint_says(hub):
-    """With nothing but the hub's own variables."""
-    script = (
-        "import sys, json; from data.read.work_units import list_units, read_unit;"
-        "units = list_units(sys.argv[1]);"
-        "rows = [b.num_rows for u in units for b in read_unit(u, ['id'])];"
-        "print(json.dumps([len(units), sum(rows)]))"
-    )
-    names = ("HF_ENDPOINT", "HF_HUB_OFFLINE", "HF_HUB_DISABLE_XET", "HF_HUB_DISABLE_TELEMETRY")
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("FSSPEC")}
-    environment |= {name: hub.environment()[name] for name in names}
-    done = subprocess.run(
-        [sys.executable, "-c", script, pattern(hub)],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        env=environment,
-    )
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == [3, 900]

@@ -10,7 +10,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
 
 from data.read import work_units
 from data.read.unit import Fields
@@ -89,51 +88,6 @@ def test_another_filesystem_reads_the_same(folder):
     assert [unit.file.split("://")[0] for unit in units] == ["memory"] * 3
     local = work_units.list_units(f"{folder}/*.parquet")
     assert read_all(units, ["id", "text"]).equals(read_all(local, ["id", "text"]))
-
-
-class CountedFile(AbstractBufferedFile):
-    """A file of an object store that counts the bytes asked for."""
-
-    def _fetch_range(self, start, end):
-        self.fs.fetched += end - start
-        return self.fs.store.cat_file("/" + self.path, start, end)
-
-
-class CountedStore(AbstractFileSystem):
-    """The memory store as fsspec's object stores open their files, reading ahead by default."""
-
-    protocol = "counted"
-    store = fsspec.filesystem("memory")
-    fetched = 0
-
-    def ls(self, path, detail=True, **_):
-        found = self.store.ls("/" + self._strip_protocol(path), detail=True)
-        found = [{**entry, "name": entry["name"].lstrip("/")} for entry in found]
-        return found if detail else [entry["name"] for entry in found]
-
-    def _open(self, path, mode="rb", **options):
-        return CountedFile(self, path, mode, **options)
-
-
-def test_ids_and_counts_alone_are_fetched_from_an_object_store():
-    """A pass over ids and counts fetches what the footer says these columns are, and footers."""
-    fsspec.register_implementation("counted", CountedStore, clobber=True)
-    words = random.Random(0)
-    table = rows(400).set_column(1, "text", [[words.randbytes(2000).hex() for _ in range(400)]])
-    sink = pa.BufferOutputStream()
-    pq.write_table(table, sink, row_group_size=50)
-    store = fsspec.filesystem("counted")
-    store.store.pipe_file("/counted/x.parquet", sink.getvalue().to_pybytes())
-    metadata = pq.ParquetFile(pa.BufferReader(sink.getvalue())).metadata
-    columns = sum(
-        metadata.row_group(group).column(column).total_compressed_size
-        for group in range(metadata.num_row_groups)
-        for column in (0, 2)
-    )
-    units = work_units.list_units("counted://counted/*.parquet")
-    assert read_all(units, ["id", "token_count"]).num_rows == 400
-    footers = 2 * (64 << 10)
-    assert columns < store.fetched <= 2 * columns + footers < sink.getvalue().size / 3
 
 
 def test_text_is_not_read_for_ids_and_counts(folder):
@@ -321,19 +275,6 @@ def test_a_null_score_is_named_and_nan_is_passed_on(tmp_path):
     pq.write_table(rows(2).set_column(3, "score", pa.array([2.0, None])), tmp_path / "y.parquet")
     with pytest.raises(InputError, match=r"y\.parquet: row group 0, row 1 .*'score'"):
         read_all(work_units.list_units(str(tmp_path / "y.parquet")), ["score"])
-
-
-def test_row_groups_and_units_of_one_file(folder):
-    """The footer of one file tells what `list_units` tells of all."""
-    units = work_units.list_units(f"{folder}/*.parquet", target_bytes=1)
-    files = work_units.list_files(f"{folder}/*.parquet")
-    assert [size for _, size in files] == [
-        (folder / f"{i}.parquet").stat().st_size for i in range(3)
-    ]
-    assert [u for url, _ in files for u in work_units.file_units(url, target_bytes=1)] == units
-    groups = [group for url, _ in files for group in work_units.row_groups(url)]
-    assert [(g.rows, g.text_bytes) for g in groups] == [(u.rows, u.text_bytes) for u in units]
-    assert all(g.text_bytes / 20 < g.compressed_bytes < g.text_bytes * 2 for g in groups)
 
 
 def test_a_local_file_that_changes_is_refused(folder):

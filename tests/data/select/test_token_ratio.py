@@ -11,7 +11,6 @@ import pytest
 from data.read.work_units import list_units
 from data.select.token_ratio import DOCUMENTS, Cluster, TokenRatio, estimate, probe
 from data.tokenizer.backends import CheckedEncoder
-from data.tokenizer.long_documents import BATCH_BYTES
 from data.tokenizer.text_tokenizer import TextTokenizer, train
 
 TEXTS = [f"the {word} of {n} stones and the sea " * 3 for n in range(60) for word in ("sum", "end")]
@@ -90,15 +89,6 @@ def test_a_probe_encodes_the_bytes_it_may_and_a_document_at_the_least(
     assert (found.documents == 1) == (most == 1)
 
 
-def test_a_long_document_reaches_the_encoder_in_pieces(tmp_path, tokenizer, encoded):
-    """3 MiB, of which the encoder has a mebibyte at a time, and all in the end."""
-    text = ("the sum of 7 stones and the sea\n" * (3 << 15))[: 3 << 20]
-    found = probe(units_of(tmp_path / "a.parquet", [text]), tokenizer, 5)
-    assert found.documents == 1
-    assert max(encoded) <= BATCH_BYTES
-    assert sum(encoded) == 3 << 20
-
-
 def test_the_rate_is_a_ratio_of_sums_and_eos_is_counted_once_a_document():
     """2 tokens a count and one EOS each."""
     rate = estimate([cluster_of([(10, 20), (5, 10)]), cluster_of([(1, 2)])])
@@ -122,23 +112,3 @@ def test_nothing_to_count_is_no_division_by_zero():
     assert float(estimate([empty, cluster_of([(0, 3)])]).predict(0, 5)) == 5
     assert estimate([empty, cluster_of([(10, 20)])]).per_count == 2.0
     assert estimate([empty]).documents == 0
-
-
-@pytest.mark.parametrize("clusters", [1, 12])
-def test_the_standard_error_is_the_spread_of_the_rate(clusters):
-    """Over 2,000 probes of a population, the rates spread as the standard error says, to 15 %."""
-    numbers = np.random.default_rng(0)
-    rates, errors = [], []
-    for _ in range(2000):
-        found = []
-        for _ in range(clusters):
-            # What a place has in common is most of what differs, where there are many places.
-            common = numbers.normal(0, 0.1) if clusters > 1 else 0.0
-            x = numbers.lognormal(6, 0.5, 40).astype(int)
-            y = (x * (1.3 + common + numbers.normal(0, 0.05, 40))).astype(int)
-            found.append(cluster_of(list(zip(x, y, strict=True))))
-        rate = estimate(found)
-        rates.append(rate.per_count)
-        errors.append(rate.standard_error)
-    assert math.sqrt(np.mean(np.square(errors))) == pytest.approx(np.std(rates), rel=0.15)
-    assert np.mean(rates) == pytest.approx(1.3, rel=0.01)

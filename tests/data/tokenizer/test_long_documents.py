@@ -1,7 +1,6 @@
 """Documents of any length have the ids of encoding them whole."""
 
 import itertools
-import random
 
 import numpy as np
 import pyarrow as pa
@@ -92,12 +91,6 @@ def test_what_cannot_be_cut_is_left_whole(name):
     assert points(name, text, 1024) == []
 
 
-@pytest.mark.parametrize("text", ["a" * 50_000, "字" * 20_000, "7" * 50_000, " " * 50_000])
-def test_one_endless_word_is_left_whole(text):
-    """There is no place to cut it."""
-    assert points("gpt2", text, 1024) == []
-
-
 @pytest.mark.parametrize("wide", [False, True])
 def test_a_mebibyte_among_short_documents(monkeypatch, wide):
     """Order, lengths and ids are those of encoding each whole; batches are bounded."""
@@ -134,27 +127,6 @@ def test_a_word_that_takes_gigabytes_is_refused(monkeypatch):
     assert len(list(trained.encode_documents([pa.array([prose])], encoder))) == 1
     with pytest.raises(InputError, match=r"begins with 'one ACAC.* has 4\d,\d{3} bytes in which"):
         list(trained.encode_documents([pa.array(["short", "one " + "AC" * 22_000])], encoder))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("backend", ["tokenizers", "fastokens"])
-def test_a_document_of_millions_of_characters(backend):
-    """As encoding it whole with the oracle, also when it has few places to cut."""
-    if backend == "fastokens":
-        pytest.importorskip("fastokens")
-    draw = random.Random(5)
-    prose = documents(200)
-    long = "".join(draw.choice(prose) for _ in range(400))[:1_500_000]
-    noise = "".join(draw.choice("ab1 é字\n.") for _ in range(1_200_000))
-    trained = tokenizer("gpt2")
-    encoder = trained.checked(backend)
-    texts = [long, noise, "a" * 1_100_000]
-    found = list(trained.encode_documents([pa.array(texts)], encoder))
-    assert len(found) == len(texts)
-    for text, (ids, lengths) in zip(texts, found, strict=True):
-        assert lengths.tolist() == [len(ids)]
-        assert np.array_equal(ids, trained.encode_batch([text])[0])
-    assert len(points("gpt2", long, long_documents.PIECE_BYTES)) >= 4
 
 
 def test_no_documents():
