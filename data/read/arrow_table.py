@@ -9,17 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import NamedTuple
 
 import pyarrow as pa
 
 from data.read.arrow_file import arrow_file
 from data.read.byte_ranges import FileState, open_ranges
-from data.read.parquet_file import unit_of
 from data.read.parquet_table import is_corrupt, one_line
 from data.read.retry import redact
-from data.read.unit import Fields, Unit
+from data.read.unit import Unit
 from data.read.values import check_structure
 from pipeline.errors import InputError
 
@@ -36,12 +34,11 @@ class _Footer(NamedTuple):
     schema: pa.Schema
 
 
-def cut(url: str, state: FileState, fields: Fields, target_bytes: int) -> list[Unit]:
-    del target_bytes
+def schema(url: str, state: FileState) -> pa.Schema:
+    """The columns of a file or stream."""
     with _open(url, state) as source:
         source.seek(_FIRST if _footer(source) else 0)
-        schema = pa.ipc.open_stream(source).schema
-        return [replace(unit_of(url, state, schema, fields), kind="arrow")]
+        return pa.ipc.open_stream(source).schema
 
 
 @contextmanager

@@ -66,7 +66,9 @@ def cut(url: str, state: FileState, fields: Fields, target_bytes: int) -> list[U
     ]
 
 
-def read(unit: Unit, columns: Sequence[str]) -> Iterator[Rows]:
+def read(units: Sequence[Unit], columns: Sequence[str]) -> Iterator[Rows]:
+    """The rows of one unit with `columns`."""
+    (unit,) = units
     state = FileState(unit.size, unit.version)
     decoder = _decoder(unit)
     rows: list[Any] = []

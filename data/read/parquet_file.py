@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import IO
+from typing import IO, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -18,8 +18,6 @@ from data.read.arrow_file import arrow_file
 from data.read.byte_ranges import FileState, RangeFile, open_ranges
 from data.read.parquet_table import is_corrupt, one_line
 from data.read.retry import redact
-from data.read.unit import UNKNOWN, Fields, Unit
-from data.read.values import is_text
 from pipeline.errors import InputError, PonenteError
 
 _FOOTERS_KEPT = 8
@@ -34,6 +32,19 @@ _BEGINNINGS = {
     b"[": "JSON",
     b"PARE": "Parquet with an encrypted footer",
 }
+
+
+class RowGroup(NamedTuple):
+    """Sizes of a row group, from the footer of its file.
+
+    Attributes:
+        text_bytes: uncompressed bytes of the text column.
+        compressed_bytes: bytes in the file of the columns id, text, token count and score.
+    """
+
+    rows: int
+    text_bytes: int
+    compressed_bytes: int
 
 
 @contextmanager
@@ -135,10 +146,8 @@ def check_footer(url: str, state: FileState, footer: pq.FileMetaData) -> None:
             raise _unsound(url, f"two, of which the second begins at byte {place:,}")
 
 
-def row_groups(
-    url: str, footer: pq.FileMetaData, text: str, wanted: set[str]
-) -> list[tuple[int, int, int]]:
-    """(rows, uncompressed bytes of the text, bytes in the file of the columns) by row group.
+def row_groups(url: str, footer: pq.FileMetaData, text: str, wanted: set[str]) -> list[RowGroup]:
+    """The row groups of a file.
 
     Args:
         text, wanted: paths of the text column and of the columns to read.
@@ -156,7 +165,7 @@ def row_groups(
             raise _unsound(url, f"row group {index} without {group.num_rows:,} values per column")
         compressed = sum(column.total_compressed_size for column in columns)
         uncompressed = group.column(leaves[text]).total_uncompressed_size
-        found.append((group.num_rows, uncompressed, compressed))
+        found.append(RowGroup(group.num_rows, uncompressed, compressed))
     return found
 
 
@@ -179,54 +188,3 @@ def _unsound(url: str, found: str) -> InputError:
         f"{redact(url)}: expected a whole Parquet file, found {found}; "
         "fetch the file again or leave it out of the source"
     )
-
-
-def unit_of(url: str, state: FileState, schema: pa.Schema, fields: Fields) -> Unit:
-    """The whole file as one unit with an unknown number of rows, from the names in its schema.
-
-    Raises:
-        InputError: the text or a named id is missing; or text, id or `token_count` is duplicated or
-            has the wrong type.
-    """
-    text, score = fields.text, fields.score
-    id = fields.id or ("id" if "id" in schema.names else None)
-    for argument, name in (("text", text), ("id", id)):
-        if name is None:
-            continue
-        if schema.names.count(name) != 1:
-            raise InputError(
-                f"{redact(url)}: expected one column {name!r} for the {argument}, found columns "
-                f"{', '.join(schema.names)}; pass {argument}=<name of the column>"
-            )
-        kind = schema.field(name).type
-        if not (is_text(kind) or (argument == "id" and pa.types.is_integer(kind))):
-            raise InputError(
-                f"{redact(url)}: column {name!r} has type {kind}, expected a string; "
-                f"pass {argument}=<name of a string column>"
-            )
-    counted = schema.names.count("token_count")
-    if counted > 1 or (counted and not pa.types.is_integer(schema.field("token_count").type)):
-        found = f"type {schema.field('token_count').type}" if counted == 1 else f"{counted} of them"
-        raise InputError(
-            f"{redact(url)}: column 'token_count' has {found}, expected one of an integer type; "
-            "write it as int64, or leave the column out"
-        )
-    numeric = schema.names.count(score) == 1 and _is_number(schema.field(score).type)
-    return Unit(
-        file=url,
-        row_groups=(0,),
-        rows=UNKNOWN,
-        text_bytes=state.size,
-        id=id,
-        text=text,
-        counted=bool(counted),
-        score=score if numeric else None,
-        size=state.size,
-        version=state.version,
-        skip_nulls=fields.skip_nulls,
-        skip_invalid=fields.skip_invalid,
-    )
-
-
-def _is_number(kind: pa.DataType) -> bool:
-    return pa.types.is_integer(kind) or pa.types.is_floating(kind)
