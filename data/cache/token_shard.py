@@ -16,7 +16,8 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -65,7 +66,6 @@ class ShardCounts:
 
     tokens: int
     documents: int
-    bytes_on_disk: int
     digest: str
     check: str
     counts: np.ndarray
@@ -115,16 +115,15 @@ def write_shard(
             block = _with_eos(block, batch_lengths, eos_id)
         counts += np.bincount(block, minlength=vocab_size)
         blocks.append(block)
-        digest.update(_little(block).data)
+        digest.update(np.ascontiguousarray(block).data)
         lengths.append(np.asarray(batch_lengths, np.int64) + (eos_id is not None))
     offsets = np.cumsum(np.concatenate(lengths))
     attributes = {"vocab_size": vocab_size, "eos_id": eos_id, "tokenizer": tokenizer_digest}
     tokens = _whole_chunks(blocks, int(offsets[-1]), dtype)
-    check, size = _write(directory, tokens, offsets.astype(chunks.OFFSET), attributes)
+    check = _write(directory, tokens, offsets.astype(chunks.OFFSET), attributes)
     return ShardCounts(
         tokens=int(offsets[-1]),
         documents=len(offsets) - 1,
-        bytes_on_disk=size,
         digest=_digest(digest, dtype, offsets),
         check=check,
         counts=counts,
@@ -187,8 +186,8 @@ def _whole_chunks(blocks: deque[np.ndarray], count: int, dtype: np.dtype) -> np.
 
 def _write(
     directory: str, tokens: np.ndarray, offsets: np.ndarray, attributes: dict[str, Any]
-) -> tuple[str, int]:
-    """Write the arrays and read them back; returns the shard's check and the bytes of its files."""
+) -> str:
+    """Write the arrays and read them back; returns the shard's check."""
     count = int(offsets[-1])
     beyond = len(tokens) // CHUNK + chunks.BEYOND_CHUNKS
     about = {
@@ -197,19 +196,20 @@ def _write(
         chunks.CHECKSUMS: chunks.plain_metadata(beyond, chunks.CRC),
     }
     files = open_files(directory)
-    with ArrayWriter(directory) as writer:
+    with _writing(directory) as begin:
         # Create `tokens` first and alone: its creation is exclusive, so only one process continues.
-        writer.begin({chunks.TOKENS: (about[chunks.TOKENS], tokens[:count])})
+        begin({chunks.TOKENS: (about[chunks.TOKENS], tokens[:count])})
         checksums = chunks.chunk_checksums(tokens)
         checksums += [chunks.checksum(offsets), _checksum_of_file(files, chunks.TOKENS)]
         every = np.array(checksums, chunks.CRC)
         small = {chunks.OFFSETS: offsets, chunks.CHECKSUMS: every}
-        writer.begin({name: (about[name], values) for name, values in small.items()})
+        begin({name: (about[name], values) for name, values in small.items()})
     check = hashlib.sha256(every.tobytes()).hexdigest()
     try:
-        return check, _read_back(files, check, about, offsets)
+        _read_back(files, check, about, offsets)
     except CorruptOutput as error:
         raise _does_not_read_back(directory, error) from error
+    return check
 
 
 def _checksum_of_file(files: ShardFiles, array: str) -> int:
@@ -231,9 +231,16 @@ def _does_not_read_back(directory: str, error: CorruptOutput) -> StorageError:
 
 def _read_back(
     files: ShardFiles, check: str, about: dict[str, dict[str, Any]], offsets: np.ndarray
-) -> int:
-    """Read and verify every byte of a new shard; returns the number of bytes."""
-    size = sum(_check_metadata(files, array, expected) for array, expected in about.items())
+) -> None:
+    """Read and verify every byte of a new shard."""
+    for array, expected in about.items():
+        name = chunks.metadata_file(array)
+        try:
+            same = json.loads(files.start_read(name)()) == expected
+        except ValueError:
+            same = False
+        if not same:
+            raise corrupt(files.directory, f"another layout in {name}")
     head = read_head(files, check)
     for _ in _blocks(files.directory, head):
         pass
@@ -241,22 +248,6 @@ def _read_back(
         raise corrupt(files.directory, "other offsets")
     if head.tokens:
         _check_index(head, files.directory)
-        size += chunks.data_bytes(head.tokens, head.dtype)
-    checksums = len(head.checksums) + chunks.BEYOND_CHUNKS
-    return size + offsets.nbytes + (checksums + 2) * chunks.CRC.itemsize
-
-
-def _check_metadata(files: ShardFiles, array: str, expected: dict[str, Any]) -> int:
-    """Raise `CorruptOutput` when an array's zarr.json is not `expected`; returns its size."""
-    name = chunks.metadata_file(array)
-    content = files.start_read(name)()
-    try:
-        same = json.loads(content) == expected
-    except ValueError:
-        same = False
-    if not same:
-        raise corrupt(files.directory, f"another layout in {name}")
-    return len(content)
 
 
 def _check_index(head: ShardHead, directory: str) -> None:
@@ -298,58 +289,22 @@ def _offsets(files: ShardFiles, head: ShardHead) -> np.ndarray:
     return found.astype(np.int64)
 
 
-def _little(tokens: np.ndarray) -> np.ndarray:
-    return np.ascontiguousarray(tokens, tokens.dtype.newbyteorder("<"))
-
-
 def _digest(hasher: hashlib._Hash, dtype: np.dtype, offsets: np.ndarray) -> str:
     hasher.update(offsets.astype(chunks.OFFSET).tobytes())
     hasher.update(f"{dtype.name} {len(offsets) - 1} {offsets[-1]}\n".encode())
     return hasher.hexdigest()
 
 
-class ArrayWriter:
-    """Writes the arrays of one shard with TensorStore; they are durable when the `with` block ends.
+@contextmanager
+def _writing(directory: str) -> Iterator[Callable[[dict[str, Any]], None]]:
+    """What writes arrays, {name: (parsed zarr.json, values)}; they are durable when the block ends.
 
-    However the block ends, no write is in flight afterwards, unless the store did not answer within
-    the timeout.
+    However it ends, no write is in flight afterwards, unless the store did not answer in time.
     """
+    store, context = store_spec(directory), store_context()
+    begun: list[ts.Future | ts.WriteFutures] = []
 
-    def __init__(self, directory: str) -> None:
-        self._directory = directory
-        self._context = store_context()
-        self._begun: list[ts.Future | ts.WriteFutures] = []
-
-    def begin(self, arrays: dict[str, tuple[dict[str, Any], np.ndarray]]) -> None:
-        """Create arrays and start writing them.
-
-        Args:
-            arrays: parsed zarr.json and values of each array, by name. The values are not copied
-                and must not change until the `with` block ends.
-        """
-        opening = [self._open(name, metadata) for name, (metadata, _) in arrays.items()]
-        self._begun += opening
-        for opened, (_, values) in zip(opening, arrays.values(), strict=True):
-            array = wait(opened, self._directory, writing=True)
-            if values.size:
-                writing = array.write(values, can_reference_source_data_indefinitely=True)
-                self._begun.append(writing)
-
-    def __enter__(self) -> ArrayWriter:
-        return self
-
-    def __exit__(self, kind: object, *_: object) -> None:
-        failed: StorageError | None = None
-        for begun in self._begun:
-            try:
-                wait(begun, self._directory, writing=True)
-            except StorageError as error:
-                failed = failed or error
-        if failed is not None and kind is None:
-            raise failed
-
-    def _open(self, name: str, metadata: dict[str, Any]) -> ts.Future:
-        store = store_spec(self._directory)
+    def create(name: str, metadata: dict[str, Any]) -> ts.Future:
         spec = {
             "driver": "zarr3",
             "kvstore": store | {"path": f"{store['path']}{name}/"},
@@ -357,4 +312,24 @@ class ArrayWriter:
             # Without this TensorStore writes no file for all zeros, which would read as corrupt.
             "store_data_equal_to_fill_value": True,
         }
-        return ts.open(spec, create=True, context=self._context)
+        return ts.open(spec, create=True, context=context)
+
+    def begin(arrays: dict[str, Any]) -> None:
+        opening = [create(name, metadata) for name, (metadata, _) in arrays.items()]
+        begun.extend(opening)
+        for opened, (_, values) in zip(opening, arrays.values(), strict=True):
+            array = wait(opened, directory, writing=True)
+            if values.size:
+                begun.append(array.write(values, can_reference_source_data_indefinitely=True))
+
+    failed: StorageError | None = None
+    try:
+        yield begin
+    finally:
+        for future in begun:
+            try:
+                wait(future, directory, writing=True)
+            except StorageError as error:
+                failed = failed or error
+    if failed is not None:
+        raise failed

@@ -4,26 +4,9 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Iterable, Sequence
-from typing import Protocol
+from typing import Any
 
 _CONTEXT = 8  # ids before a continuation: more than the bytes of a character
-
-
-class Pieces(Protocol):
-    """What decoding takes from a `TextTokenizer`."""
-
-    bos_id: int
-    eos_id: int
-
-    @property
-    def pieces(self) -> list[bytes]:
-        """The bytes that each id stands for."""
-        ...
-
-    @property
-    def strips_space(self) -> bool:
-        """Whether the text of a document is without the space that its first id begins with."""
-        ...
 
 
 class TextStream:
@@ -34,11 +17,12 @@ class TextStream:
     maximal subparts (Unicode Standard, section 3.9), and change no character around them.
 
     Args:
+        tokenizer: a `TextTokenizer`.
         after: the ids before them. Without any but BOS and EOS a document begins, where a
             SentencePiece-like tokenizer has a space that its text has not.
     """
 
-    def __init__(self, tokenizer: Pieces, after: Sequence[int] = ()) -> None:
+    def __init__(self, tokenizer: Any, after: Sequence[int] = ()) -> None:
         self._pieces = tokenizer.pieces
         before = [i for i in after if i not in (tokenizer.bos_id, tokenizer.eos_id)]
         self._begins = tokenizer.strips_space and not before

@@ -61,7 +61,7 @@ def content_digest(directory, check=""):
     files, digest = token_shard.open_files(directory), hashlib.sha256()
     head = token_shard.read_head(files, check)
     for block in token_shard._blocks(directory, head):
-        digest.update(token_shard._little(block).data)
+        digest.update(np.ascontiguousarray(block).data)
     offsets = token_shard._offsets(files, head)
     return token_shard._digest(digest, head.dtype, offsets)
 
