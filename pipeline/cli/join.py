@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import os
-from itertools import pairwise
 from typing import Any
 
 from pipeline.cli.context import say
@@ -30,9 +29,8 @@ def run(arguments: list[str]) -> int:
     end = arguments.index("--") if "--" in arguments else len(arguments)
     given, command = _parser().parse_args(arguments[:end]), arguments[end + 1 :]
     from pipeline.graph.hardware import pod
-    from pipeline.launch import google, join
+    from pipeline.launch import join
     from pipeline.launch.host import check_chips, find
-    from pipeline.store.bucket import bucket_warnings
 
     head, only_head = _address(given.head), given.role == "head"
     if only_head and not given.hardware:
@@ -58,9 +56,6 @@ def run(arguments: list[str]) -> int:
         return join.follow(head, host, **more)
     if not secret:
         say("warning: anyone who reaches this cluster's ports can run code; give --shared")
-    store = next((value for flag, value in pairwise(command) if flag == "--prefix"), "")
-    for warning in bucket_warnings(store, google.region()):
-        say(f"warning: {warning}")
     queue = given.wait if given.queue is None else given.queue
     return join.lead(head, host, hardware.processes, run=command, queue=queue, **more)
 

@@ -11,7 +11,6 @@ import os
 import re
 import urllib.request
 from dataclasses import dataclass
-from typing import Any
 
 from pipeline.accelerators import TPUS
 from pipeline.errors import InputError
@@ -64,16 +63,16 @@ def need_one_slice(hardware: Hardware, tool: str) -> None:
 
 
 @functools.cache
-def _instance() -> dict[str, Any]:
+def _attributes() -> dict[str, str]:
     """Metadata of this virtual machine; empty on other machines."""
     # Google's own clients read this variable too.
     host = os.environ.get("GCE_METADATA_HOST", "metadata.google.internal")
-    url = f"http://{host}/computeMetadata/v1/instance/?recursive=true"
+    url = f"http://{host}/computeMetadata/v1/instance/attributes/?recursive=true"
     request = urllib.request.Request(url, headers={"Metadata-Flavor": "Google"})
     for _ in range(_TRIES):
         try:
             with urllib.request.urlopen(request, timeout=_SECONDS) as answer:
-                return json.loads(answer.read())
+                return {name: str(value) for name, value in json.load(answer).items()}
         except (OSError, ValueError) as error:
             # Elsewhere there is no such host; on Google's machines it may be slow at boot.
             if not isinstance(getattr(error, "reason", error), TimeoutError):
@@ -81,21 +80,16 @@ def _instance() -> dict[str, Any]:
     return {}
 
 
-def region() -> str:
-    """Google's region of this machine, such as us-east5; empty on other machines."""
-    return str(_instance().get("zone", "")).rpartition("/")[2].rpartition("-")[0]
-
-
 def slice_metadata() -> dict[str, str]:
     """What the metadata says of this host's slice, by the names of `host.VARIABLES`."""
-    found = _instance().get("attributes", {})
+    found = _attributes()
     # Lines of `NAME: 'value'`.
     more = dict(re.findall(r"^\s*(\w+):\s*'?([^'\n]*?)'?\s*$", found.get("tpu-env", ""), re.M))
     return {
-        "type": str(found.get("accelerator-type") or more.get("ACCELERATOR_TYPE", "")),
+        "type": found.get("accelerator-type") or more.get("ACCELERATOR_TYPE", ""),
         "topology": more.get("TOPOLOGY", ""),
-        "worker id": str(found.get("agent-worker-number") or more.get("WORKER_ID", "")),
-        "name": str(found.get("instance-id") or more.get("NODE_ID", "")),
+        "worker id": found.get("agent-worker-number") or more.get("WORKER_ID", ""),
+        "name": found.get("instance-id") or more.get("NODE_ID", ""),
         "slices": more.get("MEGASCALE_NUM_SLICES", ""),
         "slice id": more.get("MEGASCALE_SLICE_ID", ""),
     }

@@ -24,8 +24,7 @@ import psutil
 
 from pipeline.errors import InputError, WorkerLost
 from pipeline.launch.host import Host
-from pipeline.launch.nodes import Hosts, connected
-from pipeline.launch.ray_node import RayNode
+from pipeline.launch.nodes import Hosts, RayNode, connected
 from pipeline.store import storage
 
 LOST = 75  # exit status of a host that lost its Ray or the head; its supervisor restarts it

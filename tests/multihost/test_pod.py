@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 
 import numpy as np
 import pytest
 
-from data.batches.dataset import Dataset
-from data.batches.loader import Loader
 from experiments.run_200m import experiment
 from pipeline import pod
 from pipeline.execute.backend import InlineBackend
 from pipeline.execute.event_log import EventLog
 from pipeline.execute.executor import Execution
 from pipeline.graph.step import as_node
-from pipeline.store import storage
 from pipeline.store.outputs import Store
-from steps.artifacts import Checkpoint, Completions, TokenCache
+from steps.artifacts import Checkpoint, Completions
 from steps.documents.sample import sample
 from steps.evaluation.generate import generate
 from steps.tokens.block_shuffle import block_shuffle
@@ -43,7 +39,7 @@ def _graph(hardware):
         sequences, model=MODEL, optimizer=SMOKE.optimizer, train=CONFIG, hardware=pod(hardware)
     )
     text = generate(model, prompts=("The",), new_tokens=4, temperature=0, hardware=pod(hardware))
-    return tokens, model, text
+    return model, text
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +55,7 @@ def trained(tmp_path_factory, ray_backend):
         execution.run(backend, execution.look())
         found[hardware] = {
             kind.__name__: kind(there.path, there.manifest)
-            for kind, node in zip((TokenCache, Checkpoint, Completions), nodes, strict=True)
+            for kind, node in zip((Checkpoint, Completions), nodes, strict=True)
             if (there := execution.published[node.key])
         }
     return found
@@ -93,32 +89,3 @@ def test_the_pods_model_writes_what_the_laptops_does(trained):
     local, pods = (trained[h]["Completions"].result["completions"] for h in ("local", "cpu-2x2"))
     assert pods == local
     assert local[0]["completion"]
-
-
-def test_the_pods_processes_read_the_rows_of_one_process(trained):
-    """The two halves that the processes read are the global batch of a single reader."""
-
-    def batches(index, count, model):
-        with (
-            Dataset(model.sequences.dataset()) as data,
-            Loader(
-                data, batch_size=8, rows=np.arange(8).reshape(count, -1)[index], stop_batch=6
-            ) as loader,
-        ):
-            return list(loader)
-
-    whole = batches(0, 1, trained["local"]["Checkpoint"])
-    halves = [batches(i, 2, trained["cpu-2x2"]["Checkpoint"]) for i in range(2)]
-    for one, first, second in zip(whole, *halves, strict=True):
-        np.testing.assert_array_equal(one, np.concatenate([first, second]))
-
-
-def test_the_token_caches_are_equal(trained):
-    """Two builds of the cache hold the same tokens."""
-    content = [
-        {s.name: s.result.get("content") for s in a["TokenCache"].shards()}
-        for a in trained.values()
-    ]
-    assert content[0] == content[1]
-    table = storage.read_bytes(trained["local"]["TokenCache"].token_bytes_file)
-    assert len(json.loads(table)) == MODEL.vocab_size

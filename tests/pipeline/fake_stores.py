@@ -19,12 +19,14 @@ class FakeStore(MemoryFileSystem):
     pseudo_dirs = [""]  # noqa: RUF012
     cachable = False
 
+    def __init_subclass__(cls):
+        cls.protocol = cls.__name__.lower()
+
     @classmethod
     def _strip_protocol(cls, path):
         return "/" + path.removeprefix(f"{cls.protocol}://").strip("/")
 
     def create(self, path, data):
-        """Write an object if none is there, and say whether it was written."""
         try:
             self.pipe_file(path, data, mode="create")
         except FileExistsError:
@@ -32,14 +34,12 @@ class FakeStore(MemoryFileSystem):
         return True
 
     def info(self, path, **kwargs):
-        """With the version of an object, as on S3."""
         found = super().info(path, **kwargs)
         if found["type"] == "file":
             found["ETag"] = hashlib.sha256(self.cat_file(path)).hexdigest()
         return found
 
     def replace_if(self, path, data, version):
-        """Replace or delete an object of that version, and say whether it was done."""
         if not self.exists(path) or self.info(path)["ETag"] != version:
             return False
         if data is None:
@@ -52,16 +52,12 @@ class FakeStore(MemoryFileSystem):
 class Overwrites(FakeStore):
     """Ignores the condition of a create."""
 
-    protocol = "overwrites"
-
     def pipe_file(self, path, value, mode="overwrite", **kwargs):
         super().pipe_file(path, value, mode="overwrite")
 
 
 class ReplacesAny(FakeStore):
     """Ignores the condition of a replacement."""
-
-    protocol = "replacesany"
 
     def replace_if(self, path, data, version):
         self.pipe_file(path, data)
@@ -71,8 +67,6 @@ class ReplacesAny(FakeStore):
 class DeletesAny(FakeStore):
     """Ignores the condition of a delete, as some that keep S3's protocol do."""
 
-    protocol = "deletesany"
-
     def replace_if(self, path, data, version):
         if data is not None:
             return super().replace_if(path, data, version)
@@ -81,9 +75,7 @@ class DeletesAny(FakeStore):
 
 
 class ListsLate(FakeStore):
-    """A listing that does not show what was just written."""
-
-    protocol = "listslate"
+    """A listing does not show what was just written."""
 
     def ls(self, path, detail=True, **kwargs):
         return []
@@ -91,8 +83,6 @@ class ListsLate(FakeStore):
 
 class KeepsOld(FakeStore):
     """An overwrite is accepted and lost."""
-
-    protocol = "keepsold"
 
     def pipe_file(self, path, value, mode="overwrite", **kwargs):
         if mode == "create" or not self.exists(path):
@@ -102,16 +92,12 @@ class KeepsOld(FakeStore):
 class NeverDeletes(FakeStore):
     """A delete is accepted and ignored."""
 
-    protocol = "neverdeletes"
-
     def rm(self, path, recursive=False, maxdepth=None):
         return
 
 
 class Denies(FakeStore):
     """Every access is refused, with a secret in the message."""
-
-    protocol = "denies"
 
     def pipe_file(self, path, value, mode="overwrite", **kwargs):
         raise PermissionError("403 for https://me:hunter2hunter2@store/x\nline 2")
