@@ -1,6 +1,6 @@
 """The transformer: embedding, a scanned stack of pre-norm blocks, a final norm, the output head.
 
-All blocks are one module whose arrays have a "layers" axis (`hax.nn.Stacked`). Remat wraps each
+All blocks are one module whose arrays have a "layers" axis (`hax.Stacked`). Remat wraps each
 block in `jax.checkpoint` and is an argument of the call; Stacked's own setting would be part of the
 model.
 
@@ -16,11 +16,10 @@ from functools import partial
 from typing import Any
 
 import equinox as eqx
-import haliax as hax
 import jax
 import jax.numpy as jnp
-from haliax import Axis, NamedArray
 
+import models.named as hax
 from models.attention.dispatch import attend
 from models.layers.axes import (
     BATCH,
@@ -41,6 +40,7 @@ from models.layers.rotary import rotary_angles
 from models.layers.scan_layers import apply_layers
 from models.layers.self_attention import Attention
 from models.mesh_axes import MeshAxes
+from models.named import Axis, NamedArray
 from models.shape.config import TransformerConfig
 from models.shape.layer_cycles import cycles_of
 from models.shape.remat_names import BLOCK_INPUT
@@ -127,7 +127,7 @@ class Transformer(eqx.Module):
 
     embedding: NamedArray
     position_embedding: NamedArray | None
-    blocks: hax.nn.Stacked[Block]
+    blocks: hax.Stacked[Block]
     final_norm: Norm
     head: NamedArray | None
     config: TransformerConfig = eqx.field(static=True)
@@ -138,7 +138,7 @@ class Transformer(eqx.Module):
         axes = model_axes(config)
         embedding, blocks, of_head = jax.random.split(key, 3)
         table = (axes.Vocab, axes.Embed)
-        stack = hax.nn.Stacked.init(axes.Layers, Block)
+        stack = hax.Stacked.init(axes.Layers, Block)
         learned = None
         if config.context is not None:
             rows = (Axis(POSITION, config.context), axes.Embed)

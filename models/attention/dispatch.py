@@ -10,10 +10,9 @@ falls back to another silently.
 
 from __future__ import annotations
 
-import haliax as hax
 import jax
-from haliax import NamedArray
 
+import models.named as hax
 from models.attention.backend_choice import (
     BACKENDS,
     KERNEL_OF,
@@ -34,6 +33,7 @@ from models.layers.axes import (
     QUERY_FEATURES,
 )
 from models.mesh_axes import MeshAxes
+from models.named import NamedArray
 from pipeline.errors import InputError
 
 

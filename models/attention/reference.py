@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import functools
 
-import haliax as hax
 import jax
 import jax.numpy as jnp
-from haliax import Axis, NamedArray
 
+import models.named as hax
 from models.layers.axes import BATCH, HEAD_SIZE, KEY_POSITION, KV_HEADS, POSITION, Q_PER_KV
+from models.named import Axis, NamedArray
 
 MASKED = -1e30
 """The score of a masked key; its exponential is 0."""

@@ -15,12 +15,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import equinox as eqx
-import haliax as hax
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+import models.named as hax
 from models.attention.backend_choice import choose_backend
 from models.generate.kv_cache import KVCache, decode, prefill
 from models.generate.sampling_config import Sampling

@@ -17,11 +17,10 @@ from __future__ import annotations
 from functools import partial
 
 import equinox as eqx
-import haliax as hax
 import jax.numpy as jnp
-from haliax import Axis, NamedArray
 from jax import Array
 
+import models.named as hax
 from models.attention.dispatch import attend
 from models.attention.reference import MASKED
 from models.layers.axes import (
@@ -36,6 +35,7 @@ from models.layers.axes import (
     model_axes,
 )
 from models.layers.scan_layers import collect_layers
+from models.named import Axis, NamedArray
 from models.shape.config import TransformerConfig
 from models.transformer import Block, Transformer
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import haliax as hax
 import jax
 import numpy as np
 from jax import Array
 
+import models.named as hax
 from models.generate.generate import backend_for, pad_prompts
 from models.layers.axes import BATCH, POSITION
 from models.transformer import Forward, Transformer

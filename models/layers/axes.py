@@ -13,8 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from haliax import Axis
-
+from models.named import Axis
 from models.shape.config import TransformerConfig
 
 BATCH = "batch"

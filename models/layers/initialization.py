@@ -13,12 +13,12 @@ from __future__ import annotations
 
 import math
 
-import haliax as hax
 import jax
 import jax.numpy as jnp
-from haliax import Axis, NamedArray
 
+import models.named as hax
 from models.layers.linear import Linear
+from models.named import Axis, NamedArray
 from models.shape.config import TransformerConfig
 
 CUT = 3.0
@@ -28,7 +28,7 @@ Axes = tuple[Axis, ...]
 
 def truncated(key: jax.Array, axes: Axes, std: float) -> NamedArray:
     """Float32 samples of a normal distribution times `std`, truncated at `CUT` * `std`."""
-    return hax.random.truncated_normal(key, axes, -CUT, CUT, dtype=jnp.float32) * std
+    return hax.truncated_normal(key, axes, -CUT, CUT, dtype=jnp.float32) * std
 
 
 def linear(

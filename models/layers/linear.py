@@ -15,11 +15,12 @@ longer than the matmul. Our rule transposes the narrower of activations and cota
 from __future__ import annotations
 
 import equinox as eqx
-import haliax as hax
 import jax
 import jax.numpy as jnp
-from haliax import NamedArray
 from jax import Array
+
+import models.named as hax
+from models.named import NamedArray
 
 
 class Linear(eqx.Module):

@@ -7,13 +7,13 @@
 from __future__ import annotations
 
 import equinox as eqx
-import haliax as hax
 import jax
-from haliax import NamedArray
 
+import models.named as hax
 from models.layers.axes import EMBED, MLP, ModelAxes
 from models.layers.initialization import linear, residual_linear
 from models.layers.linear import Linear
+from models.named import NamedArray
 from models.shape.config import TransformerConfig
 
 
@@ -49,12 +49,12 @@ class Mlp(eqx.Module):
         up = hax.tree_checkpoint_name(self.up(x, EMBED, MLP), "up")
         if self.gate is not None:
             gate = hax.tree_checkpoint_name(self.gate(x, EMBED, MLP), "gate")
-            return self.down(hax.nn.silu(gate) * up, MLP, EMBED)
+            return self.down(hax.silu(gate) * up, MLP, EMBED)
         return self.down(_activation(self.kind, up), MLP, EMBED)
 
 
 def _activation(kind: str, up: NamedArray) -> NamedArray:
     if kind == "gelu":
-        return hax.nn.gelu(up, approximate=True)
+        return hax.gelu(up, approximate=True)
     positive = hax.maximum(up, 0)
     return positive * positive if kind == "relu2" else positive

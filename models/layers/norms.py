@@ -10,10 +10,10 @@ the input's dtype.
 from __future__ import annotations
 
 import equinox as eqx
-import haliax as hax
 import jax.numpy as jnp
-from haliax import Axis, NamedArray
 
+import models.named as hax
+from models.named import Axis, NamedArray
 from models.shape.config import TransformerConfig
 
 

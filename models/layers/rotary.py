@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import math
 
-import haliax as hax
 import jax.numpy as jnp
 import numpy as np
-from haliax import Axis, NamedArray
 
+import models.named as hax
 from models.layers.axes import HEAD_SIZE
+from models.named import Axis, NamedArray
 from models.shape.config import RopeScaling, YarnScaling
 
 

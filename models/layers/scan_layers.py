@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-import haliax as hax
 import jax
 import jax.numpy as jnp
-from haliax import NamedArray
 
+import models.named as hax
 from models.layers.axes import LAYERS
+from models.named import NamedArray
 from models.shape.layer_cycles import cycles_of
 
 Kind = TypeVar("Kind")

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import equinox as eqx
-import haliax as hax
 import jax
-from haliax import NamedArray
 
+import models.named as hax
 from models.layers.axes import (
     EMBED,
     HEAD_SIZE,
@@ -20,6 +19,7 @@ from models.layers.initialization import linear, residual_linear
 from models.layers.linear import Linear
 from models.layers.norms import Norm
 from models.layers.rotary import rotate
+from models.named import NamedArray
 from models.shape.config import TransformerConfig
 
 QUERY_AXES = (KV_HEADS, Q_PER_KV, HEAD_SIZE)

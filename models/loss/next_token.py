@@ -9,13 +9,13 @@ of the prediction of token i + 1.
 from __future__ import annotations
 
 import equinox as eqx
-import haliax as hax
 import jax
 import jax.numpy as jnp
-from haliax import NamedArray
 
+import models.named as hax
 from models.layers.axes import BATCH, EMBED, POSITION, VOCAB
 from models.loss.cross_entropy import summed_losses, token_losses
+from models.named import NamedArray
 from models.shape.loss_chunks import LOGIT_BUDGET_BYTES, chunk_count
 from models.transformer import DEFAULT, Forward, Transformer
 

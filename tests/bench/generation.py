@@ -25,11 +25,11 @@ from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from typing import Any
 
-import haliax as hax
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+import models.named as hax
 from models.generate.generate import stream
 from models.generate.kv_cache import cache_bytes
 from models.shape.config import TransformerConfig

@@ -12,10 +12,10 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import haliax as hax
 import jax
 import jax.numpy as jnp
 
+import models.named as hax
 from pipeline.errors import InputError
 from tests.faults.registry import Fault, pick, trials
 from tests.training import tiny

@@ -6,11 +6,11 @@ import functools
 import math
 
 import equinox as eqx
-import haliax as hax
 import jax
 import numpy as np
 import pytest
 
+import models.named as hax
 from models.shape.config import RopeScaling, TransformerConfig, YarnScaling
 from models.transformer import Transformer
 

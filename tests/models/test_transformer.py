@@ -6,7 +6,6 @@ from decimal import Decimal
 from functools import partial
 
 import equinox as eqx
-import haliax as hax
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import models.named as hax
 from models.attention.dispatch import attend
 from models.layers.precision import cast
 from models.layers.rotary import rotary_angles
@@ -190,7 +190,7 @@ def test_sharding_by_axis_name_changes_nothing():
         with hax.axis_mapping(mapping):
             return hax.shard(model).logits(hax.shard(rows)).array
 
-    with hax.partitioning.set_mesh(mesh):
+    with hax.set_mesh(mesh):
         got = spread(model, rows)
     assert got.sharding.spec[0] == "data"
     np.testing.assert_allclose(got, logits_of(model, rows), atol=2e-5)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 
-import haliax as hax
 import jax
 import numpy as np
 import pytest
 
+import models.named as hax
 from models.layers.rotary import rotary_angles
 from models.loss.next_token import next_token_loss
 from models.shape.config import TransformerConfig, YarnScaling

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import json
 
-import haliax as hax
 import jax
 import jax.numpy as jnp
 import numpy as np
 import torch
 import transformers
 
+import models.named as hax
 from models.hf.architectures import architecture_of, to_json
 from models.hf.tensors import Part
 from models.shape.config import TransformerConfig

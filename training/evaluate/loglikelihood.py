@@ -11,11 +11,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import haliax as hax
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+import models.named as hax
 from models.layers.axes import BATCH, POSITION
 from models.layers.precision import cast
 from models.loss.next_token import score_tokens

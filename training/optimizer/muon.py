@@ -16,11 +16,11 @@ import math
 from collections.abc import Collection
 from typing import Any
 
-import haliax as hax
 import jax
 import optax
 from optax.contrib import MuonDimensionNumbers
 
+import models.named as hax
 from models.layers.axes import EMBED, LAYERS
 from training.config import OptimizerConfig
 from training.sharding.layout import is_named

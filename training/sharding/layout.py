@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import equinox as eqx
-import haliax as hax
 import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, use_abstract_mesh
 
+import models.named as hax
 from models.mesh_axes import MeshAxes
 from models.transformer import Forward
 from training.config import Parallelism

@@ -14,12 +14,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import haliax as hax
 import jax
 import jax.numpy as jnp
-from haliax import NamedArray
 
+import models.named as hax
 from models.layers.axes import BATCH, POSITION
+from models.named import NamedArray
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 
-import haliax as hax
 import jax
 import jax.numpy as jnp
 
+import models.named as hax
 from models.layers.precision import cast
 from models.loss.next_token import score_tokens
 from models.shape.loss_chunks import logit_budget

@@ -16,11 +16,11 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
-import haliax as hax
 import jax
 import jax.numpy as jnp
 import optax
 
+import models.named as hax
 from models.layers.precision import cast
 from models.loss.next_token import next_token_loss
 from models.transformer import Transformer

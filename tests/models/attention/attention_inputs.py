@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import haliax as hax
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+import models.named as hax
 from models.attention.dispatch import attend
 from tests.models import small
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import re
 
-import haliax as hax
 import jax
 import jax.numpy as jnp
 import pytest
@@ -13,6 +12,7 @@ from jax._src.cudnn import fused_attention_stablehlo
 from jax.ad_checkpoint import checkpoint_name, checkpoint_policies
 from jax.export import DisabledSafetyCheck
 
+import models.named as hax
 from models.attention import cudnn
 from models.attention.dispatch import attend
 from models.jax_versions import NEWEST

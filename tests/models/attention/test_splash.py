@@ -7,7 +7,6 @@ import functools
 import inspect
 
 import equinox as eqx
-import haliax as hax
 import jax
 import jax.numpy as jnp
 import pytest
@@ -16,6 +15,7 @@ from hypothesis import strategies as st
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel
 from jax.interpreters import partial_eval
 
+import models.named as hax
 from models.attention import splash
 from models.attention.dispatch import attend
 from models.attention.splash_tiles import SEQ_MINOR

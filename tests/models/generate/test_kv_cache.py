@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 
 import equinox as eqx
-import haliax as hax
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import models.named as hax
 from models.generate.kv_cache import attend_to_past, cache_bytes, decode, prefill
 from models.layers.precision import cast
 from models.layers.scan_layers import split_layers

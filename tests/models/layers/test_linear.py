@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import itertools
 
-import haliax as hax
 import jax
 import numpy as np
 import pytest
 
+import models.named as hax
 from models.layers.linear import Linear
 
 SIZES = {"batch": 2, "position": 3, "embed": 3}  # equal sizes: a mistaken axis would go unnoticed

@@ -5,10 +5,10 @@ from __future__ import annotations
 import functools
 
 import equinox as eqx
-import haliax as hax
 import jax
 import pytest
 
+import models.named as hax
 from models.layers.remat import checkpoint_policy
 from models.shape.footprint import footprint
 from models.shape.remat_names import (

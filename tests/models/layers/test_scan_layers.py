@@ -5,13 +5,13 @@ from __future__ import annotations
 from functools import partial
 
 import equinox as eqx
-import haliax as hax
 import jax
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import models.named as hax
 from models.attention.dispatch import attend
 from models.layers.axes import TOKENS_FIRST, model_axes
 from models.layers.rotary import rotary_angles

@@ -6,12 +6,12 @@ import functools
 import re
 
 import equinox as eqx
-import haliax as hax
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import models.named as hax
 from models.layers.precision import cast
 from models.loss.next_token import next_token_loss, score_tokens
 from models.mesh_axes import MeshAxes
@@ -231,7 +231,7 @@ def test_devices_give_what_one_gives(axes):
 
     want = small.run(eqx.filter_value_and_grad(objective), model)
     want_each = small.run(lambda m: score_tokens(m, rows)[0].array, model)
-    with hax.partitioning.set_mesh(mesh):
+    with hax.set_mesh(mesh):
         got, got_each = spread(model), each(model, rows)
     assert small.relative(got, want) < 2e-5
     assert small.relative(got_each, want_each) < 2e-5

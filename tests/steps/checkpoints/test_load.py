@@ -9,11 +9,11 @@ from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
-import haliax as hax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import models.named as hax
 import steps
 import steps.cli.generate as verb
 from pipeline.errors import InputError

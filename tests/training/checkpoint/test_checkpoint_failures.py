@@ -3,11 +3,11 @@
 import os
 import threading
 
-import haliax as hax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import models.named as hax
 from pipeline.errors import InputError, StorageError, StoreUnavailable
 from pipeline.store import storage
 from tests.training import tiny

@@ -2,13 +2,13 @@
 
 import dataclasses
 
-import haliax as hax
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 
+import models.named as hax
 from models.transformer import Transformer
 from tests.training import tiny
 from training.checkpoint.tree_names import flatten

@@ -1,12 +1,12 @@
 """Which array lies where, and what is refused."""
 
-import haliax as hax
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
+import models.named as hax
 from pipeline.errors import InputError
 from training.config import Parallelism, TrainConfig
 from training.config.mesh_division import check_batch

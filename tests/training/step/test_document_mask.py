@@ -3,7 +3,6 @@
 import dataclasses
 import itertools
 
-import haliax as hax
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import models.named as hax
 from tests.training import tiny
 from training.step.document_mask import Boundaries
 from training.step.train_step import LossFunction

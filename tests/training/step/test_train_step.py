@@ -2,12 +2,12 @@
 
 import dataclasses
 
-import haliax as hax
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import models.named as hax
 from tests.bench.layouts import LAYOUTS, fields
 from tests.training import tiny
 from training.config import SPLIT_TABLES, AxisRules, Parallelism
