@@ -71,7 +71,6 @@ def render(records: Sequence[RunRecord]) -> str:
     """
     from steps.pages import page
     from steps.pages.charts import bars_chart, overlaid
-    from steps.pages.sweep_charts import final_losses
 
     names = [record.name for record in records]
     _check_names(names)
@@ -82,7 +81,7 @@ def render(records: Sequence[RunRecord]) -> str:
         names=names,
         figures=figures(records),
         differences=differences(records),
-        curves=[*final_losses(records), *overlaid(records)],
+        curves=overlaid(records),
         times=[("Wall time by activity", bars_chart(known))] if known else [],
     )
 
