@@ -49,7 +49,7 @@ def test_logits_are_the_models(model, trained):
 
 def test_the_three_lines_of_the_docs(trained, model, capsys):
     """As they stand there, with a directory that exists."""
-    page = (Path(__file__).parents[2] / "docs" / "use_in_python.md").read_text()
+    page = (Path(__file__).parents[3] / "docs" / "use_in_python.md").read_text()
     (block,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     assert len(block.splitlines()) == 5  # the import, an empty one, and three
     found: dict[str, Any] = {}

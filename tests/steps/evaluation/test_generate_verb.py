@@ -28,7 +28,7 @@ from tests.steps.mini import MINI
 
 pytestmark = pytest.mark.slow  # whichever test comes first trains the model
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 PROMPTS = ("Return the", "This module", "")
 TOKENS = 20
 HOT = ("--temperature", "1.5", "--top-k", "0", "--top-p", "0.9", "--seed", "3")

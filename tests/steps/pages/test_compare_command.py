@@ -17,7 +17,7 @@ from steps.pages.run_record import of_directory
 from training.config import TrainConfig
 from training.metrics.journal import Attempt
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 compare = importlib.import_module("steps.pages.compare")  # of the package, the name is the step's
 
 

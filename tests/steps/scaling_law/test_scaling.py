@@ -284,7 +284,7 @@ def test_every_preset_of_the_experiment_determines_a_law():
 
 def test_the_lines_of_the_documentation_declare_a_ladder():
     """In an experiment with sequences, a model, an optimizer, a configuration and hardware."""
-    page = Path(__file__).parents[2] / "docs" / "scaling.md"
+    page = Path(__file__).parents[3] / "docs" / "scaling.md"
     (lines,) = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
     names = {"steps": steps, "replace": dataclasses.replace, "TransformerConfig": object}
     body = textwrap.indent(lines, "    ")

@@ -24,7 +24,7 @@ from steps.tuning import compiled
 from steps.tuning.candidates import MODEL, NOTHING, ROUNDING, TRAINING, candidates
 from steps.tuning.search import front, search
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 FILE = str(ROOT / "experiments" / "tomat_200m.py")
 
 
