@@ -31,9 +31,6 @@ def sweep(build: Callable[[V], A], over: Iterable[V] | Mapping[str, V]) -> tuple
 
     Configurations are labelled with the fields that differ, paths with their ends, and other values
     that are no label with their number.
-
-    Raises:
-        InputError: for no values, and for a value that is given twice.
     """
     values = list(over.values()) if isinstance(over, Mapping) else list(over)
     if not values:

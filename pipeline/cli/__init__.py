@@ -29,12 +29,6 @@ _COMPLETION = "completion"
 
 
 def main(experiment: Declaration[Any], arguments: list[str]) -> NoReturn:
-    """Run the command line of one experiment's file and exit the process with its status.
-
-    Args:
-        experiment: the experiment that the verbs act on.
-        arguments: `[VERB] [STEP ...] [flags]`; the verb defaults to `run`.
-    """
     clock = time.perf_counter()
 
     def work() -> int:
@@ -71,12 +65,6 @@ def exit_with_error(work: Callable[[], T]) -> T:
 
 
 def command(more: Mapping[str, tuple[str, Callable[[list[str]], int]]] | None = None) -> NoReturn:
-    """Entry point of `ponente VERB FILE ...`.
-
-    Args:
-        more: verbs of other packages by name: one line of help, and a function that parses the
-            arguments after the verb and returns the exit status.
-    """
     gc.freeze()  # what was imported lives as long as the process: it is not looked through again
     sys.exit(exit_with_error(lambda: _command(sys.argv[1:], more or {})))
 

@@ -24,18 +24,7 @@ from pipeline.store.outputs import Store
 
 @dataclass(frozen=True)
 class Context:
-    """One invocation of a verb.
-
-    Attributes:
-        experiment: the experiment; None for a verb that needs none.
-        wanted: the targets that its function declares: a node or a tuple of nodes.
-        store: the store of its outputs.
-        settings: the resolved settings, a frozen dataclass.
-        options: the engine's flags (see `options.FLAGS`).
-        words: the words after the verb.
-        command: the command line, or the call, without secrets.
-        clock: `time.perf_counter()` when the command began.
-    """
+    """One invocation of a verb."""
 
     experiment: Declaration[Any] | None
     wanted: Any
@@ -48,23 +37,19 @@ class Context:
 
     @property
     def targets(self) -> list[Node]:
-        """Target nodes of the experiment under its settings."""
         return nodes(self.wanted)
 
     def all_targets(self) -> list[Node]:
-        """Target nodes of the experiment under its settings and under every preset."""
         assert self.experiment is not None
         presets = [self.experiment.build(s) for s in self.experiment.presets.values()]
         return [node for wanted in (self.wanted, *presets) for node in nodes(wanted)]
 
     @property
     def preset(self) -> str:
-        """Name of the preset."""
         return getattr(self.options, "preset", None) or FULL
 
     @property
     def choice(self) -> Selection:
-        """The part of the graph that the flags select."""
         o = self.options
         return Selection(
             only=_texts(getattr(o, "only", ())),
@@ -99,7 +84,6 @@ def of_command(
     parsed: tuple[argparse.Namespace, list[str], Any],
     clock: float,
 ) -> Context:
-    """The context of a parsed command line."""
     options, words, settings = parsed
     wanted = () if experiment is None else experiment.build(settings)
     link = getattr(options, "link", False)
@@ -111,11 +95,7 @@ def of_command(
 def of_call(
     experiment: Declaration[Any], verb: str, preset: str | None, settings: dict[str, Any]
 ) -> Context:
-    """The context of a call of an experiment's method; `settings` may also hold the verb's flags.
-
-    Raises:
-        InputError: for a setting or preset that does not exist, or a flag's bad value.
-    """
+    """The context of a call in Python; `settings` may also hold the verb's flags."""
     clock = time.perf_counter()
     refuse_secrets(f"--{name.replace('_', '-')}={value}" for name, value in settings.items())
     options = flags.defaults(verb)
@@ -136,7 +116,6 @@ def _texts(names: str | Iterable[str]) -> tuple[str, ...]:
 
 
 def _command_line() -> list[str]:
-    """The command as it was typed."""
     program, *arguments = sys.argv
     name = os.path.basename(program)
     if name == "ponente":
@@ -145,7 +124,6 @@ def _command_line() -> list[str]:
 
 
 def _shortest(path: str) -> str:
-    """The path relative to the working directory if that is shorter."""
     relative = os.path.relpath(path)
     return relative if len(relative) < len(path) else path
 
@@ -169,5 +147,4 @@ def other_command(context: Context, verb: str, step: str) -> str:
 
 
 def say(text: str = "", *, error: bool = False) -> None:
-    """Print one line of the command's own output."""
     print(text, file=sys.stderr if error else sys.stdout, flush=True)

@@ -133,7 +133,6 @@ class PlainDisplay:
         self._last: dict[str, float] = {}
 
     def __call__(self, event: Event) -> None:
-        """Print a line for the event unless it comes too soon or needs none."""
         key, now = event.key, self._clock()
         # A retry of the driver's own request to the store belongs to no step.
         label = event.step or ("store" if isinstance(event, events.Retrying) else "")
@@ -163,8 +162,7 @@ class PlainDisplay:
         self._out.write(f"{label:<16} {_plain(text)}\n")
         self._out.flush()
 
-    def close(self) -> None:
-        """Nothing to undo."""
+    def close(self) -> None: ...
 
 
 @dataclass
@@ -218,7 +216,6 @@ class LiveDisplay:
         return self._console
 
     def __call__(self, event: Event) -> None:
-        """Change the step's row."""
         if not isinstance(event, events.Hit | events.RunStarted | events.RunFinished):
             self._start()
         text = _warning_text(event)
@@ -315,7 +312,6 @@ class LiveDisplay:
         return f"{text}  {_duration(self._clock() - self._began)}"
 
     def close(self) -> None:
-        """Stop redrawing; the last table stays on the screen."""
         if self._live is not None:
             self._live.stop()
 

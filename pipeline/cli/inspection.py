@@ -51,7 +51,6 @@ def _action(entry: Planned) -> str:
 
 
 def _plain(entry: Planned, label: str) -> dict[str, Any]:
-    """A step of the plan as JSON."""
     node = entry.node
     return {
         "label": label,
@@ -71,7 +70,6 @@ def _plain(entry: Planned, label: str) -> dict[str, Any]:
 
 
 def recorded(node: Node) -> dict[str, Any]:
-    """A step of a run's graph, as its event log has it."""
     return {
         "label": node.label,
         "key": node.key,
@@ -109,7 +107,6 @@ def plan(context: Context) -> int:
 
 
 def plain_facts(facts: Facts | None) -> dict[str, Any]:
-    """The facts of a step as JSON; empty for a step without facts."""
     if facts is None:
         return {}
     return {"facts": {**facts.data, "lines": list(facts.lines), "refusal": facts.refusal}}
@@ -126,8 +123,7 @@ def say_facts(stated: Mapping[str, Facts], labels: Mapping[str, str]) -> None:
             say(f"run would refuse {labels[key]}: {line}")
 
 
-def _ignore(line: str) -> None:
-    """Discard a progress line, which is no part of the JSON object."""
+def _ignore(line: str) -> None: ...
 
 
 def _say_plan(context: Context, found: list[Planned], labels: dict[str, str]) -> None:

@@ -31,9 +31,6 @@ class FirstSignal:
 
     Only while `stopping` lasts is anything installed: every other signal, a second one included,
     raises `KeyboardInterrupt` or does what the program itself made of it.
-
-    Attributes:
-        status: the process's exit status after a signal.
     """
 
     def __init__(self) -> None:
@@ -131,11 +128,9 @@ class Interrupts(FirstSignal):
             self._requests.put("over")
         _ignore_at_exit()
 
-    def _uninstall(self) -> None:
-        """The handlers stay until the context ends."""
+    def _uninstall(self) -> None: ...
 
     def terminated(self) -> KeyboardInterrupt:
-        """The exception to raise after a library handled SIGTERM itself."""
         self._begin_to_end()
         return super().terminated()
 

@@ -24,7 +24,6 @@ _PORT = 6380
 
 
 def run(arguments: list[str]) -> int:
-    """Join, stay until the run has ended, and return its exit status."""
     refuse_secrets(arguments)
     end = arguments.index("--") if "--" in arguments else len(arguments)
     given, command = _parser().parse_args(arguments[:end]), arguments[end + 1 :]

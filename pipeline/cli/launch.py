@@ -73,7 +73,6 @@ def launch(context: Context) -> int:
 
 
 def _run_command(context: Context) -> tuple[str, ...]:
-    """The command that runs the same experiment with the same settings."""
     words = context.command[1:]
     # Last, because the first word may be the program's own file.
     (reference,) = file_among((*words[1:], *words))

@@ -33,19 +33,12 @@ def logs(context: Context) -> int:
 
 
 def _runs(path: str) -> bool:
-    """Whether an attempt is running, according to its heartbeats."""
     holder = lease.holder(path)
     return holder is not None and holder.responsive
 
 
 def follow(path: str, running: Callable[[], bool], seconds: float = _POLL_SECONDS) -> None:
-    """Print the logs of the step in `path` as they grow, those of later attempts included.
-
-    Args:
-        path: the step's directory.
-        running: whether more output can come; called before each poll.
-        seconds: between two polls.
-    """
+    """Print the logs of the step in `path` as they grow, those of later attempts included."""
     tails: dict[str, Tail] = {}
     shown = ""
     while True:
@@ -66,7 +59,6 @@ def follow(path: str, running: Callable[[], bool], seconds: float = _POLL_SECOND
 
 
 def _newest(path: str) -> tuple[str, list[str]]:
-    """The last attempt with a log, and the URLs of its logs."""
     attempts = storage.join(path, ATTEMPTS)
     for name in reversed(storage.list_names(attempts)):
         if found := processes(storage.join(attempts, name)):

@@ -137,7 +137,6 @@ def _garbage_line(item: Garbage, name: str) -> str:
 
 
 def _other_experiments(files: list[str]) -> list[Node]:
-    """Targets of every preset of other experiment files."""
     others = [load_experiment(file) for file in files]
     return [node for e in others for preset in e.presets for node in e.graph(preset)]
 
@@ -166,7 +165,6 @@ def adopt(context: Context) -> int:
 
 
 def unlock(context: Context) -> int:
-    """End the lease on a step, even if its owner is alive."""
     node = context.step()
     owner = lease.end(context.store.path(node))
     say(f"{node.label}: {f'released, was held by {owner}' if owner else 'the lease is free'}")

@@ -134,13 +134,7 @@ _RUN = (*_CHOICE, "keep_going", "wait", "jobs", "executor", "cluster", "no_compi
 
 @dataclass(frozen=True)
 class Verb:
-    """A verb of the command line.
-
-    Attributes:
-        help: one line.
-        flags: names of its flags, in addition to those of every verb.
-        words: the words that may follow it, such as "STEP".
-    """
+    """A verb of the command line."""
 
     help: str
     flags: tuple[str, ...] = ()
@@ -184,14 +178,12 @@ class UsageParser(argparse.ArgumentParser):
     """A parser whose errors raise `UsageError`."""
 
     def error(self, message: str) -> NoReturn:
-        """Raise `UsageError`."""
         raise UsageError(f"{self.prog}: {message}; see {self.prog} --help")
 
 
 def parser(
     verb: str, experiment: Declaration[Any] | None = None, program: str = ""
 ) -> argparse.ArgumentParser:
-    """The parser of one verb's engine flags."""
     made = UsageParser(
         prog=program or f"ponente {verb}",
         add_help=False,
@@ -234,7 +226,6 @@ def check_verb(verb: str, more: tuple[str, ...] = ()) -> None:
 
 
 def defaults(verb: str) -> argparse.Namespace:
-    """The flags of a verb when none is given."""
     return parser(verb).parse_args([])
 
 
@@ -242,9 +233,6 @@ def of_python(name: str, value: Any) -> Any:
     """The value of a flag that was given as an argument in Python.
 
     Text is read as on the command line; one path, or several in any collection, serve as text.
-
-    Raises:
-        InputError: for text that the flag does not take.
     """
     read, several = FLAGS[name].get("type"), FLAGS[name].get("type") is _names
     if isinstance(value, os.PathLike):
@@ -267,11 +255,7 @@ def of_python(name: str, value: Any) -> Any:
 def parse(
     verb: str, arguments: list[str], experiment: Declaration[Any] | None, program: str
 ) -> tuple[argparse.Namespace, list[str], Any]:
-    """(engine flags, words, settings), parsed from the arguments after a verb.
-
-    Raises:
-        UsageError: for a flag, preset or word that this verb does not have.
-    """
+    """(engine flags, words, settings), parsed from the arguments after a verb."""
     made = parser(verb, experiment, program)
     options, rest = made.parse_known_args(arguments)
     count = next((i for i, word in enumerate(rest) if word.startswith("-")), len(rest))

@@ -47,13 +47,7 @@ def run(context: Context) -> int:
 
 
 def bring_up(context: Context) -> Execution:
-    """Execute the graph and return the finished execution, for callers in Python.
-
-    Raises:
-        PonenteError: a step failed or was refused.
-        Cancelled: a first Ctrl-C or SIGTERM stopped the run, after it had saved.
-        KeyboardInterrupt: a second one, or one while no step ran; nothing else of the process ends.
-    """
+    """Execute the graph and return the finished execution, for callers in Python."""
     with survive_closed_streams(), FirstSignal() as signals:
         return _run(context, signals)
 
@@ -159,7 +153,6 @@ def _in_process(context: Context, log: EventLog, execution: Execution, needed: l
 
 
 def _write_page(context: Context, run_id: str) -> str:
-    """Write the run's page and return its URL; a failed write does not fail the run."""
     from pipeline.pages.page import write
 
     try:
@@ -204,9 +197,6 @@ def _check_facts(context: Context, execution: Execution, needed: list[Node]) -> 
     """Print the facts of the steps to execute; refuse bad steps before hardware is reserved.
 
     The facts that are available at once come before those that need the compiler.
-
-    Raises:
-        InputError: steps are refused, before or after compiling; it lists all known refusals.
     """
     labels = unique_labels(execution.order)
     outputs = Published(execution.published, context.store.prefix)
@@ -223,7 +213,6 @@ def _print_facts(stated: dict[str, Facts], labels: dict[str, str]) -> dict[str, 
 
 
 def _say_settings(context: Context) -> None:
-    """Print the preset and the settings that differ from it."""
     assert context.experiment is not None
     preset = context.experiment.presets[context.preset]
     say(f"{context.experiment.name}  preset {context.preset}  store {context.store.prefix}")

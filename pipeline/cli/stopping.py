@@ -23,20 +23,13 @@ _REQUESTED = "stopping, requested by `ponente stop`: work in flight is finished 
 
 
 class Stopping:
-    """Stops a run, and reports it.
-
-    Args:
-        prefix: URL of the store.
-        log: the run's event log.
-        stops: called to stop the run; a signal handler calls them too.
-    """
+    """Stops a run, and reports it."""
 
     def __init__(self, prefix: str, log: EventLog, *stops: Callable[[], None]) -> None:
         self._prefix, self._log, self._stops = prefix, log, stops
         self._requests: queue.SimpleQueue[str] = queue.SimpleQueue()
 
     def __call__(self, line: str = _SIGNALLED) -> None:
-        """Stop the run. A signal handler may call it: another thread prints."""
         self._requests.put(line)
         for stop in self._stops:
             stop()

@@ -16,13 +16,7 @@ from typing import Any
 
 
 class _Stream:
-    """A text stream that writes "?" for characters that the screen lacks.
-
-    Args:
-        stream: the stream; None for a closed one, whose text is dropped.
-        number: its usual descriptor. A lasting stream has one of its own, as a step redirects this.
-        lasting: whether losing the stream raises nothing.
-    """
+    """A text stream that writes "?" for characters that the screen lacks."""
 
     def __init__(self, stream: Any, number: int, lasting: bool) -> None:
         self._given = open(os.devnull, "w") if stream is None else stream  # noqa: SIM115
@@ -35,7 +29,6 @@ class _Stream:
                 self._stream = open(os.dup(number), *how)  # noqa: SIM115
 
     def write(self, text: str) -> int:
-        """Write `text`, or drop it if the stream is lost."""
         try:
             return self._stream.write(text)
         except UnicodeEncodeError:
@@ -46,7 +39,6 @@ class _Stream:
             return len(text)
 
     def flush(self) -> None:
-        """Flush, or drop the buffer if the stream is lost."""
         try:
             self._stream.flush()
         except self._lost:
@@ -72,11 +64,7 @@ class _Stream:
 
 @contextlib.contextmanager
 def survive_closed_streams(*, lasting: bool = True) -> Iterator[None]:
-    """While the block runs, no text is too much for stdout and stderr.
-
-    Args:
-        lasting: also continue when one is lost, as a run does; other commands end.
-    """
+    """While the block runs, no text is too much for stdout and stderr."""
     for number in range(3):
         try:
             os.fstat(number)

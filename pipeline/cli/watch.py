@@ -37,11 +37,7 @@ def watch(context: Context, seconds: float = _POLL_SECONDS) -> int:
 
 
 def stop(context: Context) -> int:
-    """Request that a running run of the experiment saves and ends.
-
-    Raises:
-        InputError: when none runs, several do and none is named, or the named one does not run.
-    """
+    """Request that a running run of the experiment saves and ends."""
     found = _own_runs(context)
     alive = [record.run for record in found if record.alive]
     running = f"running are {', '.join(alive)}" if alive else "none is running"
@@ -62,7 +58,6 @@ def stop(context: Context) -> int:
 
 
 def _end(record: RunRecord) -> str:
-    """How and when a run ended, in words."""
     if record.outcome:
         return f"run {record.run} ended at {moment(record.ended or record.last)}: {record.ending}"
     return f"run {record.run}: its process ended without an exit record at {moment(record.last)}"

@@ -34,11 +34,7 @@ class Candidate:
 
 
 def choose(store: Store, node: Node, seen: GraphState, source: str | None) -> Candidate:
-    """The output to adopt: in a directory, a name in the store or a URL, or the most similar one.
-
-    Raises:
-        InputError: when there is no output to adopt, or it is one of another step.
-    """
+    """The output to adopt: the one in `source`, a name in the store or a URL, or the nearest."""
     if node.key in seen.found and node.key not in seen.same:
         raise InputError(f"{node.label}: already published: {seen.found[node.key].path}")
     changes = ChangeLog(store)
@@ -60,11 +56,7 @@ def choose(store: Store, node: Node, seen: GraphState, source: str | None) -> Ca
 
 
 def adopt(store: Store, node: Node, seen: GraphState, source: Candidate) -> Found:
-    """Publish an existing output as the node's, after reading every byte of it.
-
-    Raises:
-        CorruptOutput: when its bytes differ from what was recorded.
-    """
+    """Publish an existing output as the node's, after reading every byte of it."""
     for problem in integrity.problems(source.path, source.manifest):
         raise CorruptOutput(f"{problem}; not adopted")
     inputs = {name: seen.found[n.key] for name, n in node.inputs.items() if n.key in seen.found}
@@ -89,14 +81,7 @@ def _make_own(node: Node, found: Found) -> Found:
 
 
 def undo(store: Store, node: Node) -> tuple[list[str], list[str]]:
-    """Remove an adopted output, and the references that were published because of it.
-
-    Returns:
-        directories of the removed outputs, and of the outputs that were built from one of them.
-
-    Raises:
-        InputError: when the step's output is not an adopted one, or was replaced in between.
-    """
+    """Remove an adopted output, and the references that were published because of it."""
     path = store.path(node)
     removed, built, left = [], [], [path]
     while left:

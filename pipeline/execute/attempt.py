@@ -129,7 +129,6 @@ class Outcome:
 
     @property
     def successful(self) -> bool:
-        """Whether there is an output now."""
         return self.ending in (Ending.PUBLISHED, Ending.REUSED)
 
     @property
@@ -359,7 +358,6 @@ def _declared(run: StepContext) -> tuple[Shard, ...]:
 
 
 def _publish(request: Request, held: lease.Lease, record: Manifest) -> bool:
-    """Publish the output; False when another attempt published first."""
     url = storage.join(request.root, manifest.NAME)
     if request.replaces:
         _replace(request, held, url, record.to_bytes())
@@ -390,7 +388,6 @@ def _replace(request: Request, held: lease.Lease, url: str, data: bytes) -> None
 
 
 def _tidy(request: Request, held: lease.Lease, record: Manifest, *, lost: bool) -> None:
-    """Index the published output and delete unneeded files; errors are only logged."""
     try:
         if not lost:
             outputs.remember(request.root, record.action, request.key)

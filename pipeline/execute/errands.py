@@ -46,15 +46,7 @@ class _Errand:
 
 
 class Errands:
-    """Operations in progress.
-
-    Args:
-        local: whether the store is a disk of this machine: then operations run in `begin` and
-            `poll`, as threads are no faster.
-        stopping: whether the user asked to stop: then nothing is tried again.
-        report: called with a "retrying" event before each retry.
-        clock: the time, in seconds.
-    """
+    """Operations in progress."""
 
     def __init__(
         self,
@@ -77,14 +69,6 @@ class Errands:
         done: Callable[[T], None],
         failed: Callable[[Exception], None],
     ) -> None:
-        """Begin an operation.
-
-        Args:
-            what: what it accesses, for messages.
-            action: the operation; called again after an `OSError`.
-            done: called with its result, by this method or `poll`.
-            failed: called instead with its error, when that is final.
-        """
         self._try(_Errand(what, action, self._clock(), done, failed))
 
     def insist(self, what: str, action: Callable[[], T], sleep: Callable[[float], None]) -> T:
@@ -129,7 +113,6 @@ class Errands:
             sleep(min(left, seconds))
 
     def close(self) -> None:
-        """Abandon what is in progress."""
         if self._pool is not None:
             self._pool.shutdown(wait=False, cancel_futures=True)
 

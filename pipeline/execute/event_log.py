@@ -53,7 +53,6 @@ class EventLog:
         self._thread = threading.Thread(target=self._beat, name="run-summary", daemon=True)
 
     def listen(self, listener: Listener) -> None:
-        """Pass events from now on to one more listener."""
         self._listeners.append(listener)
 
     def emit(self, event: Event) -> None:

@@ -68,12 +68,6 @@ class Execution:
 
     `retry_command` resumes the run, to be printed after a failure; `wait` is for how many seconds a
     step may wait for hardware, None for no limit.
-
-    Attributes:
-        order: every node of the graph, inputs first.
-        published: published outputs, by key.
-        executed: nodes that were run, in the order they ended.
-        notes: notes for the user about the sources; set by `look`.
     """
 
     def __init__(
@@ -111,12 +105,7 @@ class Execution:
         self.executed: list[Node] = []
 
     def look(self) -> list[Node]:
-        """Read the store; returns the nodes that must run, inputs first.
-
-        Raises:
-            CorruptOutput: when a needed output exists but differs from what was recorded.
-            InputError: when the choice of steps is invalid.
-        """
+        """Read the store; returns the nodes that must run, inputs first."""
         insist = partial(self._errands.insist, sleep=self._sleep)
         seen = insist(self._store.prefix, partial(look, self.order, self._store))
         self._listings = seen.listings
@@ -136,20 +125,12 @@ class Execution:
         return needed
 
     def why_small(self, needed: list[Node]) -> str:
-        """Why the nodes that `look` returned can run in this process; empty if they need Ray."""
         return why_small(self.order, needed, self._listings)
 
     def stop(self) -> None:
-        """Start no more steps; `run` returns when the running ones have ended."""
         self._stop.set()
 
     def run(self, backend: Backend, needed: list[Node]) -> None:
-        """Execute the needed nodes.
-
-        Raises:
-            StepFailed: naming the failures, after all running steps have ended.
-            Cancelled: when `stop` was called.
-        """
         if needed:
             for node in needed:  # now: a file may be edited while others run
                 self._states.code_of(node)

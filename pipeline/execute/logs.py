@@ -37,14 +37,6 @@ def capture(
     """Send this process's log records, stdout and stderr to the log `url` while the block runs.
 
     That includes what C libraries and child processes write to descriptors 1 and 2.
-
-    Args:
-        url: URL of the log.
-        redirect: send stdout and stderr only there; for a worker, not for a terminal.
-        packages: loggers whose INFO records are kept, in addition to the engine's; warnings of all
-            loggers are kept.
-        show: called with `Output` events for the user's terminal: the records of the user's own
-            modules, and what a worker prints, or what came by the descriptors of another process.
     """
     with contextlib.ExitStack() as stack:
         path = stack.enter_context(Appender(url)).path
@@ -173,7 +165,6 @@ def _redirected(path: str, descriptors: Iterable[int]) -> Iterator[None]:
 
 
 def _flush() -> None:
-    """Flush the buffers of Python and of C."""
     sys.stdout.flush()
     sys.stderr.flush()
     ctypes.CDLL(None).fflush(None)

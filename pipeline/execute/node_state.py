@@ -25,57 +25,44 @@ LONGEST_PAUSE_SECONDS = 60.0
 
 
 class Phase(enum.Enum):
-    """What the driver does with a node.
-
-    IDLE -> WAITING for inputs, resources or a back-off -> REQUESTING its build from the store ->
-    RUNNING -> SETTLING, which reads from the store what the ended attempt published -> IDLE or
-    FAILED. An attempt that is to be retried goes from SETTLING to WAITING.
-    """
+    """What the driver does with a node."""
 
     IDLE = "idle"
-    WAITING = "waiting"
-    REQUESTING = "requesting"
+    WAITING = "waiting"  # for inputs, resources or a back-off
+    REQUESTING = "requesting"  # its build from the store
     RUNNING = "running"
-    SETTLING = "settling"
+    SETTLING = "settling"  # what the ended attempt published is read from the store
     FAILED = "failed"
+
+
+_MOVES = {
+    Phase.IDLE: {Phase.WAITING, Phase.FAILED},
+    Phase.WAITING: {Phase.REQUESTING, Phase.IDLE},
+    Phase.REQUESTING: {Phase.RUNNING, Phase.WAITING, Phase.IDLE, Phase.FAILED},
+    Phase.RUNNING: {Phase.SETTLING},
+    Phase.SETTLING: {Phase.IDLE, Phase.FAILED},
+    Phase.FAILED: {Phase.WAITING},
+}
 
 
 @dataclass(eq=False)
 class NodeState:
-    """One node of a run.
-
-    Attributes:
-        node: the node.
-        index: its position in the graph's order.
-        phase: see `Phase`.
-        forced: whether to build it again although its output exists.
-        replaces: attempt of the published output that is to be replaced; empty if none.
-        build: id of its build, which names its ledger; see `digests.build_id`.
-        attempt: the running attempt, once it has begun.
-        tries: attempts since it last made progress.
-        recorded: shards recorded when an attempt was last lost.
-        not_before: time of the clock before which it is not started again.
-        waits_since: time of the clock since which it waits for hardware; None when it does not.
-        at_work: whether it has its hardware and works, so that others may follow it.
-        ending: whether it was cancelled because the step it follows was lost.
-        late: whether it must wait until the step it follows has ended, for want of hardware.
-        unsettled_inputs: how many of its inputs are unsettled.
-    """
+    """One node of a run."""
 
     node: Node
-    index: int
+    index: int  # its position in the graph's order
     phase: Phase = Phase.IDLE
-    forced: bool = False
-    replaces: str = ""
-    build: str = ""
-    attempt: str = ""
-    tries: int = 0
-    recorded: frozenset[str] = frozenset()
-    not_before: float = 0.0
-    waits_since: float | None = None
-    at_work: bool = False
-    ending: bool = False
-    late: bool = False
+    forced: bool = False  # build it again although its output exists
+    replaces: str = ""  # attempt of the published output that is to be replaced
+    build: str = ""  # id of its build, which names its ledger
+    attempt: str = ""  # the running one, once it has begun
+    tries: int = 0  # attempts since it last made progress
+    recorded: frozenset[str] = frozenset()  # shards recorded when an attempt was last lost
+    not_before: float = 0.0  # time of the clock before which it is not started again
+    waits_since: float | None = None  # time of the clock since which it waits for hardware
+    at_work: bool = False  # it has its hardware and works, so that others may follow it
+    ending: bool = False  # it was cancelled because the step it follows was lost
+    late: bool = False  # it must wait until the step it follows has ended, for want of hardware
     unsettled_inputs: int = 0
     _pauses: Iterator[float] = field(default_factory=lambda: iter(()))
 
@@ -94,7 +81,6 @@ class NodeState:
         return now - self.waits_since
 
     def progressed(self) -> None:
-        """Record progress: reset its tries, its wait and its back-off."""
         self.tries, self.waits_since, self._pauses = 0, None, iter(())
 
     @property
@@ -120,12 +106,7 @@ class NodeState:
 
 
 class States(dict[str, NodeState]):
-    """The states of a graph's nodes, by key and by phase.
-
-    Attributes:
-        users: the nodes that have an input, by the input's key.
-        candidates: waiting nodes to look at: new ones, and those of whose inputs one was settled.
-    """
+    """The states of a graph's nodes, by key and by phase."""
 
     def __init__(self, order: list[Node]) -> None:
         super().__init__((node.key, NodeState(node, i)) for i, node in enumerate(order))
@@ -145,7 +126,7 @@ class States(dict[str, NodeState]):
         return self._codes[function]
 
     def move(self, state: NodeState, phase: Phase) -> None:
-        """Move a node to another phase."""
+        assert phase is state.phase or phase in _MOVES[state.phase], (state.phase, phase)
         before = state.unsettled
         self.among(state.phase).pop(state.node.key, None)
         state.phase = phase
@@ -181,12 +162,10 @@ class States(dict[str, NodeState]):
         return reached
 
     def follows(self, node: Node, published: Mapping[str, object]) -> bool:
-        """Whether a live input of the node may still be published."""
         keys = [node.inputs[name].key for name in node.live]
         return any(key not in published and self[key].phase is not Phase.FAILED for key in keys)
 
     def may_follow(self, node: Node, child: Node) -> bool:
-        """Whether `node` may start although its live input `child` is not published."""
         return self[child.key].at_work and not self[node.key].late
 
     def apply(self, state: NodeState, event: Event) -> None:

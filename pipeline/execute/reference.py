@@ -36,10 +36,6 @@ def refer(
 
     `inputs` are the node's current ones; some may be missing when adopting. `kind` and
     `differences`: see `Alias`.
-
-    Raises:
-        CorruptOutput: `to` is damaged.
-        StoreUnavailable: `to` was deleted or replaced meanwhile, and nothing refers to it.
     """
     if not store.link:
         to = Found(*bring_home(store.prefix, to.path, to.manifest))

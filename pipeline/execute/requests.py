@@ -42,7 +42,6 @@ def reuse(store: Store, node: Node, seen: GraphState) -> Found:
 def reuse_same(
     store: Store, node: Node, published: Mapping[str, Found], listings: Listings, same: Found
 ) -> Found:
-    """Publish an output that was made from inputs of equal content as the node's."""
     inputs = {name: published[child.key] for name, child in node.inputs.items()}
     return refer(store, node, inputs, listings.of(node), same, SAME_INPUTS)
 
@@ -114,7 +113,6 @@ def make_request(
 
 
 def _source(state: NodeState, published: Mapping[str, Found]) -> Source:
-    """The build of a live input, running or finished."""
     node = state.node
     made = state.build or published[node.key].manifest.build
     replaces = "" if node.key in published else state.replaces
@@ -124,11 +122,7 @@ def _source(state: NodeState, published: Mapping[str, Found]) -> Source:
 def claim(
     store: Store, state: NodeState, contents: Mapping[str, str], code: Mapping[str, Any]
 ) -> tuple[Build, list[str]]:
-    """The build that the next attempt belongs to, and warnings; `contents` are as of `made_from`.
-
-    Raises:
-        InputError: when another step of the node's name works on the build.
-    """
+    """The build that the next attempt belongs to, and warnings; for `contents` see `made_from`."""
     node, path = state.node, store.path(state.node)
     digest = digests.action(node.identity, contents)
     # What replaces an output is a build of its own, and a retry belongs to that of its first try.
@@ -150,10 +144,6 @@ def read_ended(
 
     The lease of an attempt that was lost is released, so that no one waits for it. Publishing stays
     safe even if its worker is still alive.
-
-    Raises:
-        StoreUnavailable: when the output does not show: a network file system may take a minute.
-        InputError: when it is that of another step, published by a run that the attempt waited for.
     """
     path = store.path(node)
     if outcome.successful:

@@ -157,7 +157,6 @@ class StepRecord:
                 attempt.status, attempt.cause = status, cause
 
     def close(self, ended: float) -> None:
-        """The run has ended."""
         if self.state == "running":
             self.state = "stopped"
             self._end("stopped", ended, "the run ended")
@@ -204,23 +203,19 @@ class RunRecord:
 
     @property
     def name(self) -> str:
-        """Name of the experiment; by default its file's name without the extension."""
         return self.experiment or (PurePath(self.command[0]).stem if self.command else self.run)
 
     @property
     def ending(self) -> str:
-        """The outcome in words."""
         running = "running" if self.alive else KILLED
         return "finished" if self.outcome == "ok" else self.outcome or running
 
     @property
     def wall(self) -> float:
-        """Seconds from the first event to the end, or to the last event when there is no end."""
         return max(0.0, (self.ended if self.ended is not None else self.last) - self.started)
 
     @property
     def saved(self) -> float:
-        """Seconds that the reused outputs took when they were built."""
         return sum(step.seconds or 0.0 for step in self.among("reused", "elsewhere"))
 
     @property
@@ -230,7 +225,6 @@ class RunRecord:
         return next((str(lines[0]) for lines in said if isinstance(lines, list) and lines), "")
 
     def among(self, *states: str) -> list[StepRecord]:
-        """Steps in any of these states, inputs first."""
         return [step for step in self.steps.values() if step.state in states]
 
     def apply(self, event: Event) -> None:

@@ -17,12 +17,7 @@ LINES = 20  # shown per `SECONDS`; the log has all
 
 
 class Screen:
-    """A text stream that reports its lines as "output" events, from a thread.
-
-    Args:
-        show: called with the events.
-        more: returns more text to show, in addition to what is written; None for none.
-    """
+    """A text stream that reports its lines as "output" events, from a thread."""
 
     def __init__(self, show: Emit, more: Callable[[], str] | None = None) -> None:
         self._show, self._more = show, more
@@ -45,8 +40,7 @@ class Screen:
             self._pieces.append(text)
         return len(text)
 
-    def flush(self) -> None:
-        """Does nothing: lines are sent in time."""
+    def flush(self) -> None: ...
 
     def _follow(self) -> None:
         while not self._over.wait(SECONDS):
@@ -73,9 +67,6 @@ class Log:
     """A file as a text stream that other processes, and C libraries, append to as well.
 
     Whatever they do, nobody waits for a reader, and the text is in the file at once.
-
-    Args:
-        path: the file.
     """
 
     def __init__(self, path: str) -> None:
@@ -92,7 +83,6 @@ class Log:
         self._file.close()
 
     def write(self, text: str) -> int:
-        """Append the text."""
         data = text.encode("utf-8", "replace")
         if self.forked:  # its copy of the lock may never be free
             self._file.write(data)
@@ -108,8 +98,7 @@ class Log:
         """Whether this is a fork of the process that opened it, which shows what a fork prints."""
         return os.getpid() != self._process
 
-    def flush(self) -> None:
-        """Does nothing: there is no buffer."""
+    def flush(self) -> None: ...
 
     def unseen(self) -> str:
         """What others have appended since the last call."""
@@ -124,20 +113,13 @@ class Log:
 
 
 class Copies:
-    """A text stream whose text goes to others as well, which may fail.
-
-    Args:
-        log: the one of them that is a log.
-        stream: the stream it stands for.
-        others: where the text goes too.
-    """
+    """A text stream whose text goes to others as well, which may fail."""
 
     def __init__(self, log: Log, stream: Any, *others: Any) -> None:
         self._log, self._stream, self._others = log, stream, others
         self._unfinished = False
 
     def write(self, text: str) -> int:
-        """Write the text to all."""
         if self._log.forked:
             return self._log.write(text)
         for other in self._others:

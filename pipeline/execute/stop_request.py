@@ -24,7 +24,6 @@ def _url(prefix: str, run_id: str) -> str:
 
 
 def request_stop(prefix: str, run_id: str) -> None:
-    """Ask the driver of a run to stop it; idempotent."""
     storage.create(_url(prefix, run_id), json.dumps({"time": time.time()}).encode())
 
 

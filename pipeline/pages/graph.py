@@ -22,7 +22,6 @@ class Box:
 
     @property
     def width(self) -> float:
-        """A width that fits the longer line in any common font."""
         return max(7.9 * len(self.title), 6.9 * len(self.text), 90.0) + 24
 
 
@@ -37,11 +36,7 @@ class Drawing:
 
 
 def draw(boxes: Sequence[Box]) -> Drawing | None:
-    """Boxes in layers by the longest path from a source; None for none or over `MOST_BOXES`.
-
-    Args:
-        boxes: in topological order, inputs first; parents that are not among them are ignored.
-    """
+    """Boxes in layers by the longest path from a source; None for none or over `MOST_BOXES`."""
     if not 0 < len(boxes) <= MOST_BOXES:
         return None
     layer: dict[str, int] = {}

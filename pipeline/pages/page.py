@@ -56,9 +56,6 @@ def write(prefix: str, run_id: str) -> str:
     """Write the page of a run and refresh the table of runs; returns the page's URL.
 
     The page of the previous run is written again, because it can now link to this one.
-
-    Raises:
-        FileNotFoundError: when the store has no log of that run.
     """
     record = run_record.read(prefix, run_id)
     others = run_record.runs(prefix)
@@ -99,14 +96,7 @@ def _put(prefix: str, name: str, page: str) -> str:
 def render(
     record: RunRecord, manifests: Mapping[str, Manifest], others: Iterable[RunRecord]
 ) -> str:
-    """The page of a run, or of a plan.
-
-    Args:
-        record: the run or the plan.
-        manifests: key -> manifest, for the steps that have one; any may be missing.
-        others: the runs to link to, newest first; may hold this one. Those without a page, which
-            built nothing, are skipped.
-    """
+    """The page of a run, or of a plan."""
     others = [other for other in others if other.page and other.run != record.run]
     steps = list(record.steps.values())
     users: dict[str, list[StepRecord]] = {}
@@ -142,7 +132,6 @@ def render(
 
 
 def render_index(records: Sequence[RunRecord]) -> str:
-    """The table of runs, in the order given."""
     named = [(record, readable.command_line(record.command)) for record in records]
     page = environment().get_template("index.html")
     return page.render(runs=named, relative=_relative)

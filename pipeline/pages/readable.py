@@ -40,7 +40,6 @@ def size(count: float) -> str:
 
 
 def moment(when: float) -> str:
-    """Unix seconds as a UTC date and time."""
     return time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(when)) + " UTC"
 
 

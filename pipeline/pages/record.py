@@ -66,11 +66,6 @@ class Follower:
 
 
 def read(prefix: str, run_id: str) -> RunRecord:
-    """The record of one run.
-
-    Raises:
-        FileNotFoundError: when the store has no log of that run.
-    """
     found = Follower(prefix, run_id).look()
     if not found.driver and not storage.exists(url := run_summary.log_url(prefix, run_id)):
         raise FileNotFoundError(f"{url}: found no log of this run")

@@ -25,9 +25,9 @@ import aiohttp
 
 from pipeline.execute import errands
 from pipeline.execute.attempt import Outcome, Request, execute
+from pipeline.execute.backend import InlineWorkers
 from pipeline.execute.event_log import EventLog
 from pipeline.execute.executor import Execution
-from pipeline.execute.inline import InlineWorkers
 from pipeline.graph.step import as_node
 from pipeline.store import google_storage, local_storage, object_storage, retry
 from pipeline.store.outputs import Store

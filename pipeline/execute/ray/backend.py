@@ -40,11 +40,7 @@ class _Running:
 
 
 def _start(address: str | None) -> None:
-    """Start or join Ray, with retries: on a busy machine Ray may miss its own start-up deadline.
-
-    Raises:
-        InputError: when there is no such cluster, or Ray does not start on this machine.
-    """
+    """Start or join Ray, with retries: on a busy machine Ray may miss its own start-up deadline."""
     import ray
 
     for left in reversed(range(_STARTS)):
@@ -98,12 +94,7 @@ def _start_once(address: str | None) -> None:
 
 
 class RayBackend:
-    """Executes requests as tasks of a local Ray, or of the cluster at `address`.
-
-    Args:
-        address: address of the cluster; None to start a local Ray.
-        wait: seconds that a gang may wait for its hardware; None for no limit.
-    """
+    """Executes requests as tasks of a local Ray, or of the cluster at `address`."""
 
     slots = 10_000  # no limit: the requested resources decide how many steps run at once
 
@@ -149,7 +140,6 @@ class RayBackend:
         self._drain: Any = None
 
     def submit(self, request: Request) -> None:
-        """Start the step as a task with the resources that it declares."""
         heartbeat = f"{request.step.name}-{uuid.uuid4().hex}"  # without a slash
         wants = request.step.resources
         task = self._run_step.options(
@@ -168,7 +158,6 @@ class RayBackend:
         self._running[reference] = _Running(request, heartbeat, time.monotonic())
 
     def _unpicklable(self, request: Request) -> str:
-        """What of a request cannot be pickled, for a message."""
         fields = {f.name: getattr(request, f.name) for f in dataclasses.fields(request)}
         fields |= {f"argument {name!r}": value for name, value in fields.pop("arguments").items()}
         for name, value in fields.items():
@@ -185,7 +174,6 @@ class RayBackend:
         return _WHOLE_MACHINE if alone else {}
 
     def poll(self) -> list[tuple[Request, Outcome]]:
-        """Outcomes of ended tasks; transient failures where a worker died or is unresponsive."""
         ended, self._refused = self._refused, []
         if not self._running:
             return ended
@@ -217,7 +205,6 @@ class RayBackend:
             return running.request, Outcome(Ending.PREEMPTED if gone else Ending.LOST, 0.0, cause)
 
     def events(self) -> list[Event]:
-        """Events of all workers since the last call."""
         pending = self._drain or self._collector.send("drain", tuple(self._stopped))
         # A late call is kept and waited for again: its events are gone from the collector.
         self._drain = pending
@@ -233,7 +220,6 @@ class RayBackend:
         return events
 
     def end(self, key: str) -> None:
-        """Cancel the step and its workers at their next heartbeat; shards in flight finish."""
         for running in self._running.values():
             if running.request.key == key:
                 self._stopped.add(running.heartbeat)
@@ -249,5 +235,4 @@ class RayBackend:
                 self._ray.cancel(reference)
 
     def close(self) -> None:
-        """Disconnect from Ray; a local Ray ends, with everything that runs in it."""
         self._ray.shutdown()

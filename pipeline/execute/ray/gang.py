@@ -31,7 +31,7 @@ from pipeline.errors import (
     text_of,
 )
 from pipeline.events import Emit
-from pipeline.execute.inline import InlineWorkers
+from pipeline.execute.backend import InlineWorkers
 from pipeline.execute.logs import capture
 from pipeline.execute.ray import runtime_env
 from pipeline.execute.ray.heartbeat import (
@@ -68,15 +68,7 @@ _KINDS: dict[str, type[PonenteError]] = {
 
 @dataclasses.dataclass(frozen=True)
 class Reports:
-    """Where the processes of a gang send their events and logs.
-
-    Attributes:
-        collector: the driver's collector.
-        stamp: fields added to every event.
-        logs: URL of the directory of their logs.
-        packages: loggers whose INFO records the logs keep.
-        environment: variables of the driver's that the step declares.
-    """
+    """Where the processes of a gang send their events and logs."""
 
     collector: Channel
     stamp: Mapping[str, str]
@@ -92,7 +84,6 @@ class _GangProcess:
         os.environ.update(environment or {})
 
     def coordinator(self) -> str:
-        """An address of this host that process 0 can listen on."""
         with socket.socket() as probe:
             probe.bind(("", 0))
             return f"{ray.util.get_node_ip_address()}:{probe.getsockname()[1]}"
@@ -161,12 +152,6 @@ def run_gang(
     """Run `function(job, process=..., emit=...)` on the hardware; process 0's result.
 
     `emit` and `heartbeat` are the step's own, for a gang that is this process.
-
-    Raises:
-        ResourcesUnavailable: when the hardware is not free in `wait` seconds.
-        WorkerLost: when a process died or its heartbeats stopped.
-        Preempted: when the processes received a SIGTERM and saved.
-        Cancelled: when the step was cancelled before the gang started.
     """
     if heartbeat.stopping:
         raise Cancelled("stopped before its processes were started")
@@ -327,14 +312,7 @@ class _Failure:
     def stands(
         self, ages: HeartbeatAges, waited_for: Iterable[str], asked: float, limit: float
     ) -> bool:
-        """Whether the loss of another process can be ruled out as its cause.
-
-        Args:
-            ages: ages of heartbeats from the collector.
-            waited_for: heartbeat names of the processes that have not returned.
-            asked: when the ages were requested, on the monotonic clock.
-            limit: heartbeat timeout in seconds.
-        """
+        """Whether the loss of another process can be ruled out as its cause."""
         passed = asked - self.since
         # By now a loss would have been detected. A process that has not begun sends no heartbeats.
         if passed > limit + _LOOK_SECONDS:

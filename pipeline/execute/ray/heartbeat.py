@@ -47,9 +47,6 @@ def heartbeat_timeout() -> float:
     """Seconds without a heartbeat after which a worker is lost: `PONENTE_HEARTBEAT_TIMEOUT`, or 60.
 
     The driver passes its own setting to all workers, so that they send heartbeats often enough.
-
-    Raises:
-        InputError: when the setting is not a number of at least one second.
     """
     return retry.seconds_of(runtime_env.TIMEOUT, _TIMEOUT_SECONDS, least=1.0)
 
@@ -75,7 +72,6 @@ class _Collector:
         self._stopped: frozenset[str] = frozenset()
 
     def emit(self, event: Event) -> None:
-        """Append one event."""
         self._events.append(event)
 
     def beat(self, name: str, node: str) -> bool:
@@ -103,7 +99,6 @@ class _Collector:
             self._bodies.pop(body, None)
 
     def age(self, name: str) -> float:
-        """Seconds since the last heartbeat of `name`; 0 if none is expected."""
         beat = self._bodies.get(name.partition("/")[0], {}).get(name)
         return time.monotonic() - beat[0] if beat is not None else 0.0
 
@@ -118,11 +113,7 @@ class _Collector:
         return HeartbeatAges(workers, {n: now - last for n, (_, last) in self._nodes.items()})
 
     def drain(self, stopped: Collection[str]) -> tuple[list[Event], HeartbeatAges]:
-        """All events since the last call in order of arrival, and `ages` of the bodies.
-
-        Args:
-            stopped: the bodies that are cancelled, with their workers; "" stands for all.
-        """
+        """All events since the last call in order of arrival, and `ages` of the bodies."""
         self._stopped = frozenset(stopped)
         events, self._events = list(self._events), deque(maxlen=_MOST_EVENTS)
         return events, self.ages("")
@@ -133,11 +124,7 @@ _Actor: Any = ray.remote(num_cpus=0, max_restarts=0)(_Collector)
 
 
 class Channel:
-    """How the driver and its workers reach the collector of their run.
-
-    Args:
-        name: its name in Ray.
-    """
+    """How the driver and its workers reach the collector of their run."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -151,7 +138,6 @@ class Channel:
             self._actor = _Actor.options(**how).remote()
 
     def send(self, method: str, *arguments: Any) -> Any:
-        """Call a method without waiting; returns Ray's reference to the answer."""
         return getattr(self._actor, method).remote(*arguments)
 
     def ask(self, method: str, *arguments: Any, seconds: float) -> Any:
@@ -179,12 +165,7 @@ def emitter(collector: Channel, stamp: Mapping[str, str] | None = None) -> Emit:
 
 
 class Heartbeat:
-    """Context in which this process sends heartbeats and receives a cancellation in the answers.
-
-    Attributes:
-        name: the name of its heartbeats.
-        on_stop: called once, in the heartbeat's thread, on a cancellation.
-    """
+    """Context in which this process sends heartbeats and receives a cancellation in the answers."""
 
     def __init__(
         self, collector: Channel, name: str, on_stop: Callable[[], None] | None = None
@@ -200,7 +181,6 @@ class Heartbeat:
 
     @property
     def stopping(self) -> bool:
-        """Whether the step was cancelled."""
         return self._stopping.is_set()
 
     def __enter__(self) -> Heartbeat:
@@ -226,7 +206,6 @@ class Heartbeat:
 
 
 def terminate_self() -> None:
-    """Ask this process's training loop to save and end."""
     os.kill(os.getpid(), signal.SIGTERM)
 
 
@@ -272,16 +251,10 @@ class FailureDetector:
         return {"ray.io/node-id": f"!in({nodes})"} if nodes else None
 
     def has_begun(self, name: str) -> bool:
-        """Whether a task that was waited for had sent a heartbeat."""
         return name in self._unknown
 
     def lost(self, ages: HeartbeatAges, waited_for: Mapping[str, float]) -> dict[str, bool]:
-        """Names of lost tasks -> whether they had begun.
-
-        Args:
-            ages: ages of heartbeats from the collector.
-            waited_for: when each task was submitted, on this process's monotonic clock.
-        """
+        """Names of lost tasks -> whether they had begun."""
         # Nodes are avoided until `end`: by then Ray has removed a dead one itself, and one that was
         # only slow may be used again.
         end = _QUEUED * self.seconds

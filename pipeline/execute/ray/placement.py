@@ -35,14 +35,7 @@ logger = logging.getLogger("ponente")
 
 
 class Waiting:
-    """A wait for hardware.
-
-    Args:
-        hardware: the requested hardware.
-        heartbeat: the step's heartbeat, which receives cancellations.
-        emit: called with `WaitingForResources` events.
-        limit: deadline in seconds; None for no limit.
-    """
+    """A wait for hardware, of at most `limit` seconds if that is given."""
 
     def __init__(
         self, hardware: Hardware, heartbeat: Heartbeat, emit: Emit, limit: float | None
@@ -53,12 +46,6 @@ class Waiting:
         self._report_at = _FIRST_REPORT_SECONDS
 
     def until(self, done: Callable[[], bool], missing: str) -> None:
-        """Wait until `done` returns True.
-
-        Raises:
-            ResourcesUnavailable: at the deadline, with the text `missing`.
-            Cancelled: when the step was cancelled.
-        """
         name = self._hardware.name
         while not done():
             seconds = time.monotonic() - self._begun
@@ -133,7 +120,6 @@ class Placement:
         ).remote({n: value for n, value in declared.items() if n not in environment})
 
     def release(self) -> None:
-        """Release the hardware."""
         if self._slice is not None:
             self._slice.shutdown()
         elif self._group is not None:
@@ -191,7 +177,6 @@ class _Reservation:
         self._thread.start()
 
     def over(self, seconds: float) -> bool:
-        """Wait for at most `seconds`; returns whether the try has ended."""
         self._thread.join(seconds)
         return not self._thread.is_alive()
 

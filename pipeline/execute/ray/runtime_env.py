@@ -39,7 +39,6 @@ def code_digest(root: Path) -> str:
 
 
 def _sent(root: Path) -> list[Path]:
-    """The files of a directory that Ray sends to workers."""
     # Ray's own function, since its rules for ignore files are special; it has no public API.
     from ray._private.runtime_env import packaging
 
@@ -77,7 +76,6 @@ def handed(environment: Mapping[str, str]) -> Iterator[None]:
 
 
 def on_cluster() -> bool:
-    """Whether this process is a worker of a driver that joined an existing cluster."""
     return _VARIABLE in os.environ
 
 
@@ -87,11 +85,7 @@ def _own_digest() -> str:
 
 
 def require_same_code() -> None:
-    """Refuse to work in a process whose code differs from the driver's.
-
-    Raises:
-        InputError: naming both digests and where this code is.
-    """
+    """Refuse to work in a process whose code differs from the driver's."""
     expected = os.environ.get(_VARIABLE)
     if expected and _own_digest() != expected:
         raise InputError(

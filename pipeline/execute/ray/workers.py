@@ -87,14 +87,7 @@ _write: Any = ray.remote(max_retries=0)(_shard_task)
 
 
 class RayWorkers:
-    """Workers of a step that itself runs as a Ray task.
-
-    Args:
-        collector: the driver's collector (see `ray.heartbeat`).
-        request: what the step executes.
-        heartbeat: this step's own heartbeat.
-        wait: seconds that a gang may wait for its hardware; None for no limit.
-    """
+    """Workers of a step that itself runs as a Ray task."""
 
     def __init__(
         self,
@@ -110,7 +103,6 @@ class RayWorkers:
 
     @property
     def stopping(self) -> bool:
-        """Whether the user asked to stop."""
         return self._heartbeat.stopping
 
     def map(self, tasks: list[ShardTask], emit: Emit) -> Iterator[Shard]:
@@ -198,7 +190,6 @@ class RayWorkers:
     def gang(
         self, hardware: Hardware, function: Callable[..., Any], job: Any, emit: Emit, logs: str
     ) -> Any:
-        """Run on every process of the hardware at once; process 0's result."""
         request = self._request
         stamp = {"step": request.label, "key": request.key}
         reports = Reports(self._collector, stamp, logs, request.packages, request.environment)

@@ -16,10 +16,9 @@ import pytest
 from pipeline import Experiment, Result, StepContext, local, step
 from pipeline.cli.interrupts import Interrupts
 from pipeline.errors import Cancelled, InputError, Preempted
-from pipeline.execute.backend import InlineBackend
+from pipeline.execute.backend import InlineBackend, InlineWorkers
 from pipeline.execute.event_log import EventLog
 from pipeline.execute.executor import Execution
-from pipeline.execute.inline import InlineWorkers
 from pipeline.graph.step import as_node
 from pipeline.store import lease, storage
 from pipeline.store.outputs import Store

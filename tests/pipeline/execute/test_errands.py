@@ -12,10 +12,10 @@ import pytest
 from pipeline.errors import InputError, StepFailed
 from pipeline.execute import executor
 from pipeline.execute.attempt import execute
+from pipeline.execute.backend import InlineWorkers
 from pipeline.execute.errands import PATIENCE_SECONDS
 from pipeline.execute.event_log import EventLog
 from pipeline.execute.executor import Execution
-from pipeline.execute.inline import InlineWorkers
 from pipeline.execute.node_state import Phase, States
 from pipeline.graph.order import topological
 from pipeline.graph.step import as_node

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 from pipeline import InputError, Live, Result, Runtime, StepContext, step
 from pipeline.errors import Cancelled, ResourcesUnavailable
 from pipeline.execute.attempt import Outcome, Request, execute
-from pipeline.execute.inline import InlineWorkers
+from pipeline.execute.backend import InlineWorkers
 from pipeline.graph.step_context import ShardTask, write_shard
 from pipeline.store import storage
 from tests.pipeline.toy import Numbers, Total

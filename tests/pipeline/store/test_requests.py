@@ -15,7 +15,7 @@ import pytest
 from data.select.hash_histogram import BINS, merge
 from data.select.write_sample import save_array
 from pipeline import Result, StepContext, step
-from pipeline.execute.inline import InlineWorkers
+from pipeline.execute.backend import InlineWorkers
 from pipeline.graph.step import as_node
 from pipeline.plan.plan import plan
 from pipeline.plan.state import CORRUPT
