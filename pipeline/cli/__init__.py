@@ -149,9 +149,7 @@ def _verb(name: str) -> Callable[[Context], int]:
 
     verbs: dict[str, Callable[[Context], int]] = {
         "plan": inspection.plan,
-        "explain": inspection.explain,
         "status": inspection.status,
-        "graph": inspection.graph,
         "show": inspection.show,
         "logs": logs.logs,
         "verify": maintenance.verify,

@@ -133,16 +133,16 @@ def file_among(words: Iterable[str]) -> list[str]:
     return [word for word in words if word.endswith(".py") or ".py:" in word][:1]
 
 
-def other_command(context: Context, verb: str, step: str) -> str:
-    """The command line of another verb on a step, with the same settings and store."""
-    o, default = context.options, flags.defaults(verb)
+def step_command(context: Context, step: str) -> str:
+    """The command line of `plan` for one step, with the same settings and store."""
+    o, default = context.options, flags.defaults("plan")
     typed = [*context.command, "plan", "FILE"]  # a call in Python has neither
     at = typed.index("plan")
     more = [] if o.preset is None else ["--preset", o.preset]
     more += [] if o.prefix == default.prefix else ["--prefix", o.prefix]
     more += [] if o.shared == default.shared else ["--shared", ",".join(o.shared)]
     return shlex.join(
-        [*typed[:at], verb, *file_among(typed[at:]), step, *more, *getattr(o, "overrides", ())]
+        [*typed[: at + 1], *file_among(typed[at:]), step, *more, *getattr(o, "overrides", ())]
     )
 
 

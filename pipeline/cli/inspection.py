@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from pipeline.cli.context import Context, other_command, say
+from pipeline.cli.context import Context, say, step_command
 from pipeline.errors import InputError
 from pipeline.graph.facts import Facts, Published
 from pipeline.graph.order import topological, unique_labels
@@ -18,7 +18,7 @@ from pipeline.graph.step import Node
 from pipeline.identity.fingerprint import plain, plain_identity
 from pipeline.pages.readable import command_line
 from pipeline.plan import facts as step_facts
-from pipeline.plan.explain import explain as explained
+from pipeline.plan.explain import explain
 from pipeline.plan.lineage import lineage, users
 from pipeline.plan.plan import FEW, Planned
 from pipeline.plan.plan import plan as planned
@@ -81,27 +81,39 @@ def recorded(node: Node) -> dict[str, Any]:
 
 
 def plan(context: Context) -> int:
-    """Print what a run would do with each step, and why."""
+    """Print what a run would do with each step, and why; of named steps every reason.
+
+    --html writes a page with the graph and the states of its steps in the store.
+    """
     found = entries(context)
+    if context.options.html:
+        return _write_page(context, found)
     labels = unique_labels([entry.node for entry in found])
-    warnings = [warning for entry in found for warning in entry.warnings]
+    named = {node.key for node in context.steps()} if context.words else set()
+    shown = [entry for entry in found if entry.node.key in named or not named]
+    reasons = {e.node.key: list(explain(found, e, context.store)) for e in shown if named}
     there = {e.node.key: e.found for e in found if e.found is not None}
     outputs = Published(there, context.store.prefix)
-    stated = step_facts.state([entry.node for entry in found if entry.needed], outputs)
+    stated = step_facts.state([entry.node for entry in shown if entry.needed], outputs)
     if context.options.json:
-        more = {} if context.options.no_compile else step_facts.examine(stated, labels, _ignore)
-        stated |= {key: step_facts.merge(stated[key], facts) for key, facts in more.items()}
-        steps = [
-            {**_plain(entry, labels[entry.node.key]), **plain_facts(stated.get(entry.node.key))}
-            for entry in found
-        ]
+        if not context.options.no_compile:
+            more = step_facts.examine(stated, labels, lambda _: None)
+            stated |= {key: step_facts.merge(stated[key], facts) for key, facts in more.items()}
+        steps = []
+        for entry in shown:
+            key = entry.node.key
+            step = {**_plain(entry, labels[key]), **plain_facts(stated.get(key))}
+            steps.append(step | ({"explanation": reasons[key]} if named else {}))
         say_json({"store": context.store.prefix, "preset": context.preset, "steps": steps})
     else:
-        _say_plan(context, found, labels)
+        for line in (line for lines in reasons.values() for line in lines):
+            say(line)
+        if not named:
+            _say_plan(context, found, labels)
         say_facts(stated, labels)
         if not context.options.no_compile:
             say_facts(step_facts.examine(stated, labels, say), labels)
-    if warnings and context.options.strict:
+    if context.options.strict and any(entry.warnings for entry in found):
         raise InputError("--strict: outputs were built by other code; see the warnings")
     return 0
 
@@ -123,9 +135,6 @@ def say_facts(stated: Mapping[str, Facts], labels: Mapping[str, str]) -> None:
             say(f"run would refuse {labels[key]}: {line}")
 
 
-def _ignore(line: str) -> None: ...
-
-
 def _say_plan(context: Context, found: list[Planned], labels: dict[str, str]) -> None:
     width = max(len(label) for label in labels.values()) + 1
     say(f"store {context.store.prefix}")
@@ -134,7 +143,7 @@ def _say_plan(context: Context, found: list[Planned], labels: dict[str, str]) ->
         label = f"{labels[entry.node.key]:<{width}}"
         reason = entry.reason
         if len(entry.lines) > FEW:
-            reason += f" ({other_command(context, 'explain', labels[entry.node.key])})"
+            reason += f" ({step_command(context, labels[entry.node.key])})"
         say(f"{_action(entry):<6} {label} {entry.status:<8} {reason}{live}")
     for entry in found:
         for warning in (*entry.warnings, *entry.notes):
@@ -150,37 +159,7 @@ def _say_plan(context: Context, found: list[Planned], labels: dict[str, str]) ->
         say(f"{sum(e.needed for e in found)} of {len(found)} steps would run")
 
 
-def explain(context: Context) -> int:
-    """Print why a step would run or not: key, nearest earlier output, diff, consequences."""
-    found = entries(context)
-    labels = unique_labels([entry.node for entry in found])
-    chosen = {node.key for node in context.steps()}
-    shown = [entry for entry in found if entry.node.key in chosen]
-    lines = {entry.node.key: list(explained(found, entry, context.store)) for entry in shown}
-    if context.options.json:
-        steps = [{**_plain(e, labels[e.node.key]), "explanation": lines[e.node.key]} for e in shown]
-        say_json({"store": context.store.prefix, "preset": context.preset, "steps": steps})
-        return 0
-    for entry in shown:
-        for line in lines[entry.node.key]:
-            say(line)
-    return 0
-
-
-def graph(context: Context) -> int:
-    """Print steps, inputs and directories; --html writes a page with their states in the store."""
-    if context.options.html:
-        return _graph_page(context)
-    for node in topological(context.targets):
-        inputs = ", ".join(
-            f"{name}={child.label}{' (live)' if name in node.live else ''}"
-            for name, child in node.inputs.items()
-        )
-        say(f"{node.label}({inputs}) -> {node.output.__name__}  {context.store.path(node)}")
-    return 0
-
-
-def _graph_page(context: Context) -> int:
+def _write_page(context: Context, found: list[Planned]) -> int:
     from pipeline.execute.run_record import RunRecord, StepRecord
     from pipeline.pages.page import render
 
@@ -190,7 +169,7 @@ def _graph_page(context: Context) -> int:
     record = RunRecord("plan", prefix, command, started=now, ended=now, last=now, outcome="plan")
     record.experiment = context.experiment.name if context.experiment is not None else ""
     manifests = {}
-    for entry in entries(context):
+    for entry in found:
         node = entry.node
         state = states.get(entry.status, "planned")
         step = StepRecord(**recorded(node), state=state, reason=entry.reason)

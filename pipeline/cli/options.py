@@ -143,13 +143,13 @@ class Verb:
 
 VERBS = {
     "run": Verb("bring every step up to date", _RUN),
-    "plan": Verb("what a run would do, and why", (*_RUN, "json")),
-    "explain": Verb("why steps are not up to date", (*_CHOICE, "json"), "[STEP ...]"),
+    "plan": Verb(
+        "what a run would do, and why; of steps every reason", (*_RUN, "json", "html"), "[STEP ...]"
+    ),
     "status": Verb(
         "progress of the steps, and the last runs", (*_CHOICE, "json", "watch"), "[STEP ...]"
     ),
     "stop": Verb("cancel a run on any machine; it saves and ends", (), "[RUN]"),
-    "graph": Verb("steps, inputs and directories", (*_CHOICE, "html")),
     "show": Verb("one output: configuration, result, lineage", ("json",), "STEP"),
     "launch": Verb(
         "make machines for the experiment's hardware and run it on them",

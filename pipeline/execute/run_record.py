@@ -169,7 +169,7 @@ class RunRecord:
     """One run.
 
     Attributes:
-        outcome: "ok", "failed", "interrupted", "plan" (not a run, see `graph --html`); empty when
+        outcome: "ok", "failed", "interrupted", "plan" (not a run, see `plan --html`); empty when
             the log has no end, because the driver was killed or still runs.
         cause: why the run as a whole ended, when that was not a step's failure.
         commit: the git commit of the code that declared the run.

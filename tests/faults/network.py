@@ -25,7 +25,7 @@ from tests.pipeline.cli.terminal import Terminal
 # Ten seconds and two on a quiet machine.
 REFUSED_SECONDS = 30.0
 CANCELLED_SECONDS = 10.0
-_VERBS = ("run", "plan", "status", "explain", "show fetched", "logs fetched", "verify", "gc")
+_VERBS = ("run", "plan", "status", "plan fetched", "show fetched", "logs fetched", "verify", "gc")
 
 
 @dataclass(frozen=True)

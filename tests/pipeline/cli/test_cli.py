@@ -73,17 +73,17 @@ def test_plan_gives_a_steps_advice_before_anything_runs(ponente):
     assert "warning" not in ponente("plan", "--limit", "1")[1]
 
 
-def test_plan_and_explain_name_the_field_that_changed(ponente, tmp_path):
+def test_plan_names_the_field_that_changed(ponente, tmp_path):
     """The difference to the nearest earlier output, transitively, and what follows from it."""
     ponente()
     out = ponente("plan", "--limit", "5")[1]
     assert "limit: 100 -> 5" in out
     assert "input left, right changed (clamp: limit: 100 -> 5)" in out
-    out = ponente("explain", "clamp", "--limit", "5")[1]
+    out = ponente("plan", "clamp", "--limit", "5")[1]
     assert f"nearest    {_path(tmp_path, clamp(numbers(count=10), limit=100))}" in out
     assert "limit: 100 -> 5" in out
     assert "then       total: runs, unless the same contents were read before" in out
-    out = ponente("explain", "clamp", "--force", "clamp")[1]
+    out = ponente("plan", "clamp", "--force", "clamp")[1]
     assert "then       total: reused unless the new content differs" in out
 
 
@@ -185,7 +185,7 @@ def test_adopt_by_name(ponente, tmp_path):
 def test_graph_as_a_page(ponente, tmp_path):
     """One file with every step in it, which is a plan and no run without an end."""
     page = tmp_path / "graph.html"
-    ponente("graph", "--html", str(page))
+    ponente("plan", "--html", str(page))
     text = page.read_text()
     assert all(label in text for label in ("numbers", "clamp", "scaled", "total"))
     assert "to build" in text
@@ -210,7 +210,7 @@ def test_json_of_the_verbs_that_inspect(ponente, tmp_path):
     assert step["changes"] == ["limit: 7 -> 100"]
     assert step["config"] == {"limit": 100}
     assert step["inputs"] == {"numbers": as_node(numbers(count=10)).key}
-    explained = json.loads(ponente("explain", "clamp", "--json")[1])["steps"]
+    explained = json.loads(ponente("plan", "clamp", "--json")[1])["steps"]
     assert [e["label"] for e in explained] == ["clamp"]
     assert any("limit: 7 -> 100" in line for line in explained[0]["explanation"])
     status = json.loads(ponente("status", "numbers", "--json")[1])

@@ -35,7 +35,7 @@ def test_a_copied_store_never_points_into_the_one_it_was_copied_from(tmp_path, p
     (tmp_path / "store").rename(tmp_path / "old")
     shutil.copytree(tmp_path / "old", tmp_path / "store")
     shutil.rmtree(tmp_path / "store" / "events")
-    for verb in (("run",), ("plan",), ("status",), ("explain",), ("show", "numbers"), ("verify",)):
+    for verb in (("run",), ("plan",), ("status",), ("show", "numbers"), ("verify",)):
         _, out, err = ponente(*verb, experiment=experiment)
         assert str(tmp_path / "old") not in out + err
         if verb == ("run",) and not fails:

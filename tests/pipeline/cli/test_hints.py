@@ -75,10 +75,10 @@ def test_a_wrong_flag_is_told_the_nearest_one_if_that_is_near(ponente, flag, hin
 
 def test_words_may_follow_flags(ponente):
     """A step behind the settings, as in front of them; a verb without words refuses one."""
-    in_front = ponente("explain", "adjust", "--least", "0.3", experiment=experiment)
-    assert in_front == ponente("explain", "--least", "0.3", "adjust", experiment=experiment)
+    in_front = ponente("plan", "adjust", "--least", "0.3", experiment=experiment)
+    assert in_front == ponente("plan", "--least", "0.3", "adjust", experiment=experiment)
     assert in_front[0] == 0
-    status, _, err = ponente("plan", "--least", "0.3", "adjust", experiment=experiment)
+    status, _, err = ponente("run", "--least", "0.3", "adjust", experiment=experiment)
     assert (status, "takes no 'adjust'" in err) == (2, True)
 
 

@@ -20,7 +20,7 @@ from tests.pipeline.cli.toy_experiment import EXPERIMENT, TOY
         (["plan", "--presett", "wide"], 2, "no flag '--presett'; did you mean --preset?"),
         (["plan", "--cuont", "3"], 2, "no flag '--cuont'; did you mean --count?"),
         (["--preset", "wyde"], 2, "no preset 'wyde'; did you mean wide?"),
-        (["explain", "numbrs"], 1, "no step 'numbrs'; did you mean numbers?"),
+        (["plan", "numbrs"], 1, "no step 'numbrs'; did you mean numbers?"),
         (["plan", "--delete"], 2, "no flag --delete; gc has it"),
         (["plan", "--html", "x.html"], 2, "no flag --html; graph has it"),
         (["plan", "numbers"], 2, "takes no 'numbers'"),
@@ -132,5 +132,5 @@ def test_version_and_completion(monkeypatch, capsys):
         status, script, _ = _command(monkeypatch, capsys, "completion", shell)
         assert status == 0
         assert "--keep-going" in script
-        assert "explain" in script
+        assert "verify" in script
     assert _command(monkeypatch, capsys, "completion", "fish")[0] == 2
