@@ -10,6 +10,7 @@ Every field of the experiment's settings is a flag by its dotted name (`--train.
 from __future__ import annotations
 
 import gc
+import importlib
 import os
 import shlex
 import sys
@@ -131,34 +132,19 @@ def _run_verb(
     return _verb(verb)(of_command(experiment, parsed, clock))
 
 
+_MODULES = {
+    "run": "run",
+    "launch": "launch",
+    "stop": "watch",
+    "logs": "logs",
+    **dict.fromkeys(["plan", "status", "show"], "inspection"),
+    **dict.fromkeys(["verify", "gc", "adopt", "unlock", "doctor"], "maintenance"),
+}
+
+
 def _verb(name: str) -> Callable[[Context], int]:
     """The function of a verb; only the modules that this verb needs are imported."""
-    if name == "run":
-        from pipeline.cli.run import run
-
-        return run
-    if name == "launch":
-        from pipeline.cli.launch import launch
-
-        return launch
-    if name == "stop":
-        from pipeline.cli.watch import stop
-
-        return stop
-    from pipeline.cli import inspection, logs, maintenance
-
-    verbs: dict[str, Callable[[Context], int]] = {
-        "plan": inspection.plan,
-        "status": inspection.status,
-        "show": inspection.show,
-        "logs": logs.logs,
-        "verify": maintenance.verify,
-        "gc": maintenance.gc,
-        "adopt": maintenance.adopt,
-        "unlock": maintenance.unlock,
-        "doctor": maintenance.doctor,
-    }
-    return verbs[name]
+    return getattr(importlib.import_module(f"pipeline.cli.{_MODULES[name]}"), name)
 
 
 __all__ = ["command", "exit_with_error", "main"]

@@ -202,6 +202,7 @@ class LiveDisplay:
         self._warnings: list[str] = []
         self._changes = 0
         self._phase = ""  # the run's phase before its first step
+        self._closed = False
         self._console = console
         self._live: Live | None = None
 
@@ -216,6 +217,8 @@ class LiveDisplay:
         return self._console
 
     def __call__(self, event: Event) -> None:
+        if self._closed:
+            return
         if not isinstance(event, events.Hit | events.RunStarted | events.RunFinished):
             self._start()
         text = _warning_text(event)
@@ -312,6 +315,7 @@ class LiveDisplay:
         return f"{text}  {_duration(self._clock() - self._began)}"
 
     def close(self) -> None:
+        self._closed = True
         if self._live is not None:
             self._live.stop()
 

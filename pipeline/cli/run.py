@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import html
 import time
 import uuid
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,7 +15,6 @@ from pipeline.cli.context import Context, say
 from pipeline.cli.display import choose
 from pipeline.cli.inspection import entries, recorded, say_facts
 from pipeline.cli.interrupts import INTERRUPTED, FirstSignal, Interrupts
-from pipeline.cli.latest_pages import point_to_pages
 from pipeline.cli.stopping import Stopping
 from pipeline.cli.streams import survive_closed_streams
 from pipeline.errors import Cancelled, InputError, PonenteError
@@ -21,7 +22,8 @@ from pipeline.execute.backend import Backend, InlineBackend
 from pipeline.execute.event_log import EventLog
 from pipeline.execute.executor import Execution
 from pipeline.execute.small import refuse_several_hosts
-from pipeline.graph.facts import Facts, Published
+from pipeline.graph.declaration import FULL
+from pipeline.graph.facts import Published
 from pipeline.graph.order import unique_labels
 from pipeline.graph.step import Node
 from pipeline.pages.readable import command_line
@@ -53,8 +55,11 @@ def bring_up(context: Context) -> Execution:
 
 
 def _run(context: Context, interrupts: FirstSignal) -> Execution:
-    _say_settings(context)
+    assert context.experiment is not None
     prefix = context.store.prefix
+    say(f"{context.experiment.name}  preset {context.preset}  store {prefix}")
+    for line in _changed(context.experiment.presets[context.preset], context.settings):
+        say(f"  {line}")
     if storage.is_local(prefix):
         check_writable(prefix)  # always, as it says why nothing can be written
     # In UTC and marked so: ids without the letters are of runs before, in their machine's time.
@@ -64,7 +69,17 @@ def _run(context: Context, interrupts: FirstSignal) -> Execution:
     execution = Execution(context.targets, context.store, log, retry, context.choice, wait)
     display = choose(log.record)
     log.listen(display)
-    log.emit(_started(context, run_id, execution))
+    log.emit(
+        events.RunStarted(
+            run=run_id,
+            experiment=context.experiment.name,
+            file=context.experiment.file,
+            command=context.command,
+            store=prefix,
+            settings=dataclasses.asdict(context.settings),
+            graph=[recorded(node) for node in execution.order],
+        )
+    )
     outcome, needed, page, cause, pages = "failed", [], "", "", []
     try:
         # The summary says what the run may read; what was chosen for deletion before is gone now.
@@ -76,8 +91,8 @@ def _run(context: Context, interrupts: FirstSignal) -> Execution:
             say(f"warning: {note}")
         _check_code(context, execution)
         if needed:
-            if not storage.is_local(prefix):
-                _check_bucket(prefix)
+            if not storage.is_local(prefix) and (weak := check_writable(prefix)):
+                say(f"warning: {prefix}: {weak}")
             _check_facts(context, execution, needed)
             _execute(context, log, execution, needed, interrupts)
         outcome, pages = "ok", point_to_pages(context, execution)
@@ -102,31 +117,29 @@ def _run(context: Context, interrupts: FirstSignal) -> Execution:
     return execution
 
 
-def _check_bucket(prefix: str) -> None:
-    if weak := check_writable(prefix):
-        say(f"warning: {prefix}: {weak}")
-
-
 def _execute(
     context: Context,
     log: EventLog,
     execution: Execution,
-    needed: list[Any],
+    needed: list[Node],
     interrupts: FirstSignal,
 ) -> None:
-    if context.options.cluster is None:
+    executor, cluster = context.options.executor, context.options.cluster
+    if cluster is None:
         refuse_several_hosts(needed)
-    cluster, stops = context.options.cluster, [execution.stop]
     backend: Backend
-    if _in_process(context, log, execution, needed):
+    stops = [execution.stop]
+    # A small graph runs in this process, in less time than Ray needs to start.
+    small = executor == "auto" and cluster is None and execution.why_small(needed)
+    if small:
+        _phase(log, f"running in this process, without Ray: {small} (--executor ray for Ray)")
+    if small or executor == "inline":
         backend = InlineBackend(log, interrupts.preempted)
         stops.append(backend.stop)
     else:
         from pipeline.execute.ray.backend import RayBackend
 
-        phase = "starting Ray" if cluster is None else f"joining Ray at {cluster}"
-        say(phase)
-        log.emit(events.Phase(phase))
+        _phase(log, "starting Ray" if cluster is None else f"joining Ray at {cluster}")
         try:
             backend = RayBackend(cluster, context.options.wait)
         except SystemExit:
@@ -140,16 +153,9 @@ def _execute(
         backend.close()
 
 
-def _in_process(context: Context, log: EventLog, execution: Execution, needed: list[Any]) -> bool:
-    options = context.options
-    if options.executor != "auto":
-        return options.executor == "inline"
-    why = "" if options.cluster is not None else execution.why_small(needed)
-    if why:
-        phase = f"running in this process, without Ray: {why} (--executor ray for Ray)"
-        say(phase)
-        log.emit(events.Phase(phase))
-    return bool(why)
+def _phase(log: EventLog, phase: str) -> None:
+    say(phase)
+    log.emit(events.Phase(phase))
 
 
 def _write_page(context: Context, run_id: str) -> str:
@@ -159,19 +165,6 @@ def _write_page(context: Context, run_id: str) -> str:
         return write(context.store.prefix, run_id)
     except (PonenteError, OSError) as error:
         return f"not written ({error})"
-
-
-def _started(context: Context, run_id: str, execution: Execution) -> events.RunStarted:
-    assert context.experiment is not None
-    return events.RunStarted(
-        run=run_id,
-        experiment=context.experiment.name,
-        file=context.experiment.file,
-        command=context.command,
-        store=context.store.prefix,
-        settings=dataclasses.asdict(context.settings),
-        graph=[recorded(node) for node in execution.order],
-    )
 
 
 def _check_code(context: Context, execution: Execution) -> None:
@@ -200,24 +193,15 @@ def _check_facts(context: Context, execution: Execution, needed: list[Node]) -> 
     """
     labels = unique_labels(execution.order)
     outputs = Published(execution.published, context.store.prefix)
-    stated = step_facts.state(needed, outputs)
-    step_facts.refuse(_print_facts(stated, labels), labels)
-    if not context.options.no_compile:
-        step_facts.refuse(_print_facts(step_facts.examine(stated, labels, say), labels), labels)
-
-
-def _print_facts(stated: dict[str, Facts], labels: dict[str, str]) -> dict[str, Facts]:
-    """Print the facts without their refusals, which the error lists, and return them."""
-    say_facts({k: dataclasses.replace(f, refusal="") for k, f in stated.items()}, labels)
-    return stated
-
-
-def _say_settings(context: Context) -> None:
-    assert context.experiment is not None
-    preset = context.experiment.presets[context.preset]
-    say(f"{context.experiment.name}  preset {context.preset}  store {context.store.prefix}")
-    for line in _changed(preset, context.settings):
-        say(f"  {line}")
+    stated = found = step_facts.state(needed, outputs)
+    for compiles in (False, True):
+        if compiles:
+            found = step_facts.examine(stated, labels, say)
+        # The refusals are in the error, which lists them all.
+        say_facts({k: dataclasses.replace(f, refusal="") for k, f in found.items()}, labels)
+        step_facts.refuse(found, labels)
+        if context.options.no_compile:
+            break
 
 
 def _changed(preset: Any, settings: Any, before: str = "") -> Iterator[str]:
@@ -243,3 +227,32 @@ def _say_outcome(execution: Execution, looked: float | None) -> None:
     for node in execution.targets:
         for line in execution.published[node.key].headline(labels):
             say(line)
+
+
+def point_to_pages(context: Context, execution: Execution) -> list[tuple[str, str]]:
+    """(label, URL) of every target that has a page: `reports/EXPERIMENT[-PRESET]/LABEL.html`.
+
+    Such a file is the same for all runs, and redirects a browser; a second target with the same
+    label gets LABEL-2. One that cannot be written does not fail the run: the URL is the page's own.
+    """
+    assert context.experiment is not None
+    folder = context.experiment.name + (f"-{context.preset}" if context.preset != FULL else "")
+    prefix, pages = context.store.prefix, []
+    labels: Counter[str] = Counter()
+    for node in execution.targets:
+        found = execution.published[node.key]
+        page = node.output(found.path, found.manifest).page
+        if page:
+            labels[node.label] += 1
+            suffix = f"-{labels[node.label]}" if labels[node.label] > 1 else ""
+            url = storage.join(prefix, "reports", folder, f"{node.label}{suffix}.html")
+            inside = page.startswith(f"{prefix}/")
+            target = html.escape(f"../../{page.removeprefix(f'{prefix}/')}" if inside else page)
+            refresh = f'<meta http-equiv="refresh" content="0; url={target}">'
+            text = f'<!doctype html>{refresh}<a href="{target}">{node.label}</a>\n'
+            try:
+                storage.write_atomic(url, text.encode())
+            except (PonenteError, OSError):
+                url = page
+            pages.append((node.label, url))
+    return pages

@@ -10,9 +10,9 @@ from pathlib import PurePath
 from typing import Any
 
 from pipeline.cli.context import Context, say
+from pipeline.cli.stopping import LOOK_SECONDS, request_stop
 from pipeline.errors import InputError
 from pipeline.execute.run_record import KILLED, STATES, RunRecord, StepRecord
-from pipeline.execute.stop_request import LOOK_SECONDS, request_stop
 from pipeline.graph.declaration import Declaration
 from pipeline.pages.readable import moment
 from pipeline.pages.record import Follower, runs

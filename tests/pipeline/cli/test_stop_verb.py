@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 from pipeline import Experiment, Result, StepContext, step
-from pipeline.execute import stop_request
+from pipeline.cli import stopping
 from pipeline.pages.record import runs
 from tests.pipeline.toy import Numbers, write_numbers
 
