@@ -192,12 +192,6 @@ def test_graph_as_a_page(ponente, tmp_path):
     assert not any(word in text for word in ("killed", "wall time", "previous"))
 
 
-def test_unlock_without_an_owner(ponente):
-    """There is none to end."""
-    ponente()
-    assert "the lease is free" in ponente("unlock", "total")[1]
-
-
 def test_json_of_the_verbs_that_inspect(ponente, tmp_path):
     """Fields that programs may rely on, with numbers as numbers."""
     ponente("--limit", "7")
@@ -224,19 +218,6 @@ def test_json_of_the_verbs_that_inspect(ponente, tmp_path):
     garbage = json.loads(ponente("gc", "--presets-only", "--json")[1])
     assert len(garbage["objects"]) == 3
     assert garbage["bytes"] == sum(item["bytes"] for item in garbage["objects"])
-
-
-def test_a_run_without_an_end_is_called_so(ponente, tmp_path):
-    """The log stops in the middle: it still runs, or was killed if that was long ago."""
-    ponente()
-    (log,) = (tmp_path / "store" / "events").glob("*.jsonl")
-    lines = log.read_text().splitlines(keepends=True)
-    log.write_text("".join(lines[:-1]))
-    assert ": running, " in ponente("status")[1]
-    older = [{**json.loads(line), "time": json.loads(line)["time"] - 3600} for line in lines[:-1]]
-    log.write_text("".join(json.dumps(event) + "\n" for event in older))
-    log.with_suffix(".json").unlink()
-    assert ": killed (no exit record), " in ponente("status")[1]
 
 
 @pytest.fixture

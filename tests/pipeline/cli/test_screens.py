@@ -96,4 +96,4 @@ def test_a_run_that_cannot_be_registered_leaves_the_terminal_as_it_was(file):
     with Terminal(command) as terminal:
         assert terminal.wait(60) == 1, terminal.text
     assert "error: " in terminal.text
-    assert terminal.text.rindex("\x1b[?25h") > terminal.text.rindex("\x1b[?25l")
+    assert terminal.text.rfind("\x1b[?25h") >= terminal.text.rfind("\x1b[?25l")

@@ -35,7 +35,7 @@ SLOW = Experiment(slow)
 
 def test_a_run_is_stopped_through_its_store_and_resumed(ponente, tmp_path, monkeypatch):
     """It ends as after Ctrl-C, keeps its shards; `status --watch` says how each run ended."""
-    monkeypatch.setattr(stop_request, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(stopping, "LOOK_SECONDS", 0.05)
     store = str(tmp_path / "store")
     asked: list[str] = []
 
@@ -43,7 +43,7 @@ def test_a_run_is_stopped_through_its_store_and_resumed(ponente, tmp_path, monke
         while not (found := runs(store)) or not found[0].among("running"):
             time.sleep(0.05)
         asked.append(found[0].run)
-        stop_request.request_stop(store, found[0].run)
+        stopping.request_stop(store, found[0].run)
 
     thread = threading.Thread(target=ask)
     thread.start()

@@ -10,7 +10,7 @@ import threading
 import pytest
 
 from pipeline.errors import InputError, StepFailed
-from pipeline.execute import executor
+from pipeline.execute import executor, node_state
 from pipeline.execute.attempt import execute
 from pipeline.execute.backend import InlineWorkers
 from pipeline.execute.errands import PATIENCE_SECONDS
@@ -141,7 +141,8 @@ def test_the_unsettled_nodes_are_those_at_work_and_all_their_users(seed):
     order, draw = _layers(), random.Random(seed)
     states = States(order)
     for _ in range(200):
-        states.move(states[draw.choice(order).key], draw.choice(list(Phase)))
+        state = states[draw.choice(order).key]
+        states.move(state, draw.choice([p for p in Phase if p in node_state._MOVES[state.phase]]))
         active = {n.key for n in order if states[n.key].phase not in (Phase.IDLE, Phase.FAILED)}
         unsettled = {key for key, state in states.items() if state.unsettled}
         assert unsettled == states.with_users(active)
