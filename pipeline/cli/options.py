@@ -70,21 +70,21 @@ FLAGS: dict[str, dict[str, Any]] = {
     "until": _steps("stop after these"),
     "force": _steps("build these again"),
     "keep_shards": _switch("keep other code's shards of unfinished builds"),
-    "keep_going": _switch("after a failure, run the steps that do not depend on it"),
+    "keep_going": _switch("after a failure, run what does not depend on it"),
     "strict": _switch("refuse outputs built by other code"),
     "wait": _flag(
-        "how long a step may wait for hardware, such as 90s, 30m or 6h; no limit by default",
+        "how long a step may wait for hardware, such as 6h",
         type=seconds,
         metavar="TIME",
     ),
     "jobs": _flag(
-        "steps in parallel; 0 for as many as the resources allow",
+        "steps in parallel; 0: what the resources allow",
         metavar="N",
         type=_count,
         default=0,
     ),
     "executor": _flag(
-        "ray; inline: one step after the other in this process; auto: inline for small graphs",
+        "ray; inline: in this process; auto: inline for small graphs",
         choices=("auto", "ray", "inline"),
         default="auto",
     ),
@@ -106,7 +106,7 @@ FLAGS: dict[str, dict[str, Any]] = {
     "yes": _switch("do not ask"),
     "source": _flag("directory of the output to adopt", metavar="DIR"),
     "no_compile": {
-        **_switch("skip the facts that need the compiler; or PONENTE_NO_COMPILE"),
+        **_switch("without the compiler; or PONENTE_NO_COMPILE"),
         "default": bool(os.environ.get("PONENTE_NO_COMPILE")),
     },
     "on": _flag(
