@@ -1,16 +1,11 @@
 """What looking at a run costs a step: metrics, journal, metrics.jsonl, loader, idle profiler.
 
-    python -m tests.bench.overhead [--rounds 5] [--blocks 24] [--step-ms 200]
+    python -m tests.bench.overhead [--rounds 5] [--step-ms 200]
 
-One JSON object a line. `overhead_paced` has no model: the host does what it does for a step, with
-arrays that are ready, and sleeps for the rest of 200 ms as it would wait for a device. What the
-process then works is the overhead alone, all threads together: `cpu_ms` a step; `main_ms` is how
-long the loop's thread was held up. Both are medians over rounds, and `nothing` is what the bench
-itself takes. `overhead_real` trains a model whose step takes about as long on
-this machine, in blocks with everything, with nothing and with nothing again, whose order is drawn
-anew each round: medians over blocks of wall and processor milliseconds a step, then both against
-nothing with the interval that 9 of 10 resamplings of the rounds give. The step's own time wanders
-by more than what is looked for, so read the interval, beside the one of nothing against nothing.
+One JSON object a line. No model: the host does what it does for a step, with arrays that are ready,
+and sleeps for the rest of 200 ms as it would wait for a device. What the process then works is the
+overhead alone, all threads together: `cpu_ms` a step; `main_ms` is how long the loop's thread was
+held up. Both are medians over rounds, and `nothing` is what the bench itself takes.
 """
 
 from __future__ import annotations
@@ -19,13 +14,11 @@ import argparse
 import dataclasses
 import json
 import os
-import random
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
-from importlib.metadata import version
 from typing import Any
 
 VOCAB, LENGTH = 512, 256
@@ -184,110 +177,19 @@ def _paced_line(
     return line
 
 
-def real(root: str, options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Blocks of training with everything and with nothing, by turns."""
-    import jax
-
-    from models.shape.config import TransformerConfig
-    from tests.training import tiny
-    from training.config import TrainConfig
-    from training.step.program import build_program
-
-    wide = options.embed
-    model = TransformerConfig(
-        vocab_size=VOCAB, layers=options.layers, embed=wide, heads=4, head_size=wide // 4,
-        kv_heads=4, mlp=3 * wide,
-    )  # fmt: skip
-    train = TrainConfig(
-        steps=10**6, batch_size=options.batch, sequence_length=LENGTH, compute_dtype="float32"
-    )
-    program = build_program(model, tiny.OPTIMIZER, train, jax.devices()[:1], eos_id=0)
-    compiled, state = program.compile(), program.init()
-
-    def run(batch: Any) -> dict[str, Any]:
-        nonlocal state
-        tokens = program.layout.place(batch, options.batch)
-        state, metrics = compiled(state, tokens)
-        return metrics
-
-    found: dict[str, list[tuple[float, float]]] = {}
-    with ExitStack() as stack:
-        hosts = {
-            "nothing": Host(root, (), options.batch, stack),
-            "everything": Host(root, PARTS, options.batch, stack),
-            "nothing_again": Host(root, (), options.batch, stack),
-        }
-        step, chance = 0, random.Random(0)
-        for block in range(options.blocks + 1):
-            for name in chance.sample(sorted(hosts), len(hosts)):
-                jax.block_until_ready(state)
-                began, worked = time.perf_counter(), time.process_time()
-                for _ in range(options.block):
-                    step += 1
-                    hosts[name].turn(step, run)
-                jax.block_until_ready(state)
-                spent = time.perf_counter() - began, time.process_time() - worked
-                if block:  # the first one warms up
-                    found.setdefault(name, []).append(spent)
-    shares = [_over(found, name) for name in ("everything", "nothing_again")]
-    return [_line(name, spent, options) for name, spent in found.items()] + shares
-
-
-def _line(name: str, spent: list[tuple[float, float]], options: Any) -> dict[str, Any]:
-    wall, cpu = ([1e3 * each[n] / options.block for each in spent] for n in (0, 1))
-    return {
-        "measure": "overhead_real",
-        "with": name,
-        "blocks": len(spent),
-        "steps_a_block": options.block,
-        "wall_ms": round(statistics.median(wall), 2),
-        "wall_ms_min": round(min(wall), 2),
-        "wall_ms_max": round(max(wall), 2),
-        "cpu_ms": round(statistics.median(cpu), 2),
-        "cpu_ms_min": round(min(cpu), 2),
-        "cpu_ms_max": round(max(cpu), 2),
-    }
-
-
-def _over(found: dict[str, list[tuple[float, float]]], name: str) -> dict[str, Any]:
-    """`name` over nothing: the ratio of medians less one, and its bootstrap interval by rounds."""
-    rounds, chance = len(found[name]), random.Random(1)
-    drawn = [chance.choices(range(rounds), k=rounds) for _ in range(2000)]
-    line: dict[str, Any] = {"measure": "overhead_real_share", "of": name, "blocks": rounds}
-    for n, kind in enumerate(("wall", "cpu")):
-        shares = sorted(_share(found, name, n, rows) for rows in drawn)
-        line[f"{kind}_share"] = round(_share(found, name, n, range(rounds)), 4)
-        line[f"{kind}_share_90"] = [round(shares[100], 4), round(shares[-101], 4)]
-    return line | {"versions": {name: version(name) for name in ("jax", "numpy", "fsspec")}}
-
-
-def _share(
-    found: dict[str, list[tuple[float, float]]], name: str, n: int, rows: Sequence[int]
-) -> float:
-    one, other = ([found[each][row][n] for row in rows] for each in (name, "nothing"))
-    return statistics.median(one) / statistics.median(other) - 1
-
-
 def main(arguments: list[str] | None = None) -> None:
     """Print one line a measurement."""
     flags = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     flags.add_argument("--rounds", type=int, default=5, help="of paced measurements")
     flags.add_argument("--steps", type=int, default=20, help="in a round")
     flags.add_argument("--step-ms", type=float, default=200.0)
-    flags.add_argument("--blocks", type=int, default=24, help="of training; 0 for none")
-    flags.add_argument("--block", type=int, default=8, help="steps in a block")
     flags.add_argument("--batch", type=int, default=8)
-    flags.add_argument("--layers", type=int, default=4)
-    flags.add_argument("--embed", type=int, default=128)
     options = flags.parse_args(arguments)
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     with tempfile.TemporaryDirectory() as root:
         write_tokens(root)
         for line in rounds(root, options):
             print(json.dumps(line), flush=True)
-        if options.blocks:
-            for line in real(root, options):
-                print(json.dumps(line), flush=True)
 
 
 if __name__ == "__main__":

@@ -8,8 +8,8 @@ from tests.bench import overhead
 
 
 def test_a_short_measurement_has_a_line_for_every_part(capsys):
-    """Two rounds of three steps of 2 ms, without training."""
-    overhead.main(["--rounds", "2", "--steps", "3", "--step-ms", "2", "--blocks", "0"])
+    """Two rounds of three steps of 2 ms."""
+    overhead.main(["--rounds", "2", "--steps", "3", "--step-ms", "2"])
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [line["parts"] for line in lines] == [
         ["nothing"],
