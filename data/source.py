@@ -14,10 +14,9 @@ a folder, and for a pattern that ends in `*`, only files with one of these exten
   The URL is written to records and logs, so it must hold no password and no signature.
 - `python-docs://3.12.4`: the documentation that every CPython contains.
 
-A full hub commit and a Python version each identify exact bytes. The content of any other source
-can change under the same name: `data.read.listing` resolves a path, a pattern or a branch to its
-current files, and a step's output is stale when they differ from those it was built from. This
-module imports only the standard library.
+A full hub commit and a Python version each identify exact bytes. Any other source can change under
+the same name: `data.read.listing` lists its current files, and a step's output is stale when they
+differ from those it was built from. This module imports only the standard library.
 """
 
 from __future__ import annotations

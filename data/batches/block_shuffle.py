@@ -1,9 +1,8 @@
 """The order of training: maps a position in the run to a row of the token array.
 
-The tokens of a split are one long array, cut into rows of one sequence each. An order maps a
-global position (batch * batch size + index in the batch) to a row, as a pure function of the seed
-and that position: nothing is stored, resume needs one integer, and every process computes the same
-batches whatever the number of processes. Each epoch visits every row once, in its own order.
+The tokens of a split are one long array, cut into rows of one sequence each. An order maps a global
+position (batch * batch size + index in the batch) to a row: a pure function of seed and position,
+the same for any number of processes. Each epoch visits every row once, in its own order.
 
 `BlockShuffle` trades randomness for read locality: it permutes blocks of neighbouring rows over the
 whole set, then permutes rows inside windows of `window_blocks` blocks, which bounds what one window

@@ -1,9 +1,8 @@
 """What a run trains on: sources of tokens, shuffled and mixed into one endless order of rows.
 
-Position p of a data set maps to a row of some source, as a pure function of the spec: the mixture
-gives the source that p draws from and how many rows it has drawn before; the source's shuffle maps
-that count to one of its rows. Rows of all sources are numbered consecutively, so that a reader can
-compute the rows of many positions at once and read their tokens later.
+Position p maps to a row of some source: the mixture gives the source that p draws from and how many
+rows it has drawn before, and the source's shuffle maps that count to one of its rows. Rows of all
+sources are numbered consecutively.
 """
 
 from __future__ import annotations

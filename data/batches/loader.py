@@ -36,12 +36,11 @@ _Group = list[tuple[int, Future[np.ndarray]]]
 class Loader:
     """Iterator of int32 [len(rows), sequence_length], one item per global batch.
 
-    Background threads prefetch within two limits: at most `prefetch_batches` batches and
-    `prefetch_bytes` bytes of batches are read or in flight and not yet returned (at least one
-    batch, even if it is larger than the limit). `next` raises a thread's error at the batch that
-    could not be read, and raises it again on every later call. A batch may be a view of a buffer
-    shared with its neighbours (2 MiB or one batch, whichever is more); copy a batch before keeping
-    it for long. A context manager: leaving it closes the loader, not the data set.
+    At most `prefetch_batches` batches and `prefetch_bytes` bytes of batches are read or in flight
+    and not yet returned (but always one batch). `next` raises a thread's error at the batch that
+    could not be read, on every call. A batch may be a view of a buffer shared with its neighbours
+    (2 MiB or one batch, whichever is more): copy what you keep for long. A context manager: leaving
+    it closes the loader, not the data set.
 
     Args:
         rows: indices of the batch's sequences that this process reads, ascending; None for all.

@@ -1,19 +1,16 @@
 """Maps each position of training to a source and to one of that source's sequences.
 
 A mixture is a list of phases, each with a weight for every source. Positions are assigned in blocks
-of 2,048, counted from the start of their phase. A block takes its sources by systematic sampling:
-it lays a grid of 2,048 points with its own offset over the cumulative weights, so a source gets the
-floor or the ceiling of its share of the block. Offsets follow the golden-ratio Weyl sequence, so
-these rounding errors cancel: after any number of blocks a source is within a few positions of its
-weight (3.2 at most, measured up to 10^11 positions), even one that gets a position in every
-hundredth block. A keyed permutation of the block assigns its points to its positions.
+of 2,048, counted from the start of their phase, by systematic sampling: a block lays a grid of
+2,048 points with its own offset over the cumulative weights, so a source gets the floor or the
+ceiling of its share of the block. Offsets follow the golden-ratio Weyl sequence, so that rounding
+errors cancel: a source is within a few positions of its weight (3.2 at most, measured up to 10^11
+positions). A keyed permutation of the block assigns its points to its positions.
 
 The mapping is a pure function of (phases, seed, position). A source's count before a block is a sum
-of floors over a Weyl sequence, which has a closed form in O(log blocks), so position 10^10 costs as
-much as position 0: one table for its block, 2,048 entries computed in 0.3 to 0.7 ms and cached.
-Neighbouring positions share a table; each of many scattered positions needs its own. A later phase
-does not change the positions before it, and weights may change between runs without tokenising
-again.
+of floors over a Weyl sequence, with a closed form in O(log blocks), so position 10^10 costs as much
+as position 0: one table for its block, computed in 0.3 to 0.7 ms and cached. A later phase does not
+change the positions before it.
 """
 
 from __future__ import annotations

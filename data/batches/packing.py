@@ -2,17 +2,15 @@
 
 Joining documents and cutting the stream every `length` tokens cuts most rows' last document in two.
 Packing (Ding et al. 2024, "Fewer Truncations Improve Language Modeling", arXiv:2404.10830) cuts a
-document only when it is longer than a row: into whole rows and a remainder. Remainders are placed
-longest first, each into the row it fills best (best-fit decreasing; among equally full rows, the
-one filled most recently), or into a new row. The free end of a row is padded with EOS.
+document only when it is longer than a row, into whole rows and a remainder. Remainders are placed
+longest first, each into the row it fills best (of equally full ones the one filled last), or into a
+new row. The free end of a row is padded with EOS.
 
-A row that begins with the start of a document has an EOS in front of it, as the end of the document
-before is in a joined stream: every document is read after an EOS, and its first token is predicted
-(see `training.step.document_mask`). A piece that does not end with EOS always fills its row, so
-padding only follows the end of a document, and no document is split around another. Pieces of a row
-are in document order, and rows are in the order of their last pieces. The last row therefore ends
-with EOS, and the concatenated rows are documents with EOS after each (padding, and an EOS in front
-of a row, read as empty documents): the format of a token shard.
+A row that begins with the start of a document has an EOS in front of it, so that every document is
+read after an EOS (see `training.step.document_mask`). A piece that does not end with EOS fills its
+row, so no document is split around another. Pieces of a row are in document order, and rows in the
+order of their last pieces. The concatenated rows are documents with EOS after each (padding reads
+as empty documents): the format of a token shard.
 """
 
 from __future__ import annotations

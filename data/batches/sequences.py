@@ -1,11 +1,9 @@
 """The tokens of a split cut into rows of one sequence each, aligned to the chunks they are read in.
 
-Rows of a shard begin at multiples of the row length inside that shard, so a row length that is a
-multiple of the chunk size reads whole chunks only. The tail of each shard, its last
-`tokens % length` tokens, is concatenated with the other tails of its source, in order, and cut into
-the source's last rows. Every token of a source is therefore in exactly one row, except
-`tokens % length` at the end of its joined tails, and there are as many rows as if its shards had
-been concatenated first.
+Rows of a shard begin at multiples of the row length inside it, so a row length that is a multiple
+of the chunk size reads whole chunks only. The tails of a source's shards, `tokens % length` of
+each, are joined in order and cut into the source's last rows. So every token is in exactly one row,
+except `tokens % length` at the end of the joined tails.
 """
 
 from __future__ import annotations

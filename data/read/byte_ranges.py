@@ -2,9 +2,8 @@
 
 `file_state` returns a file's size and version, and `open_ranges` opens it as a seekable, read-only
 file that fetches exactly what is read; every read is checked for its length and retried by
-`data.read.retry`. `data.read.listing` lists the files of a source. A file must not change while it
-is used: a size or version (the hub's object id, an ETag, a generation) other than the first one
-seen is an `InputError`.
+`data.read.retry`. A size or version (the hub's object id, an ETag, a generation) other than the
+first one seen is an `InputError`.
 
 Hub files are read with one request per attempt, through the session of `huggingface_hub`, because
 the file object of `HfFileSystem` retries each read six times before it reports an error.

@@ -4,12 +4,11 @@ A file of up to `WHOLE` bytes is digested whole. For a larger one the digest cov
 blocks spread over the file and, for Parquet, the footer, which has the offsets and sizes of all
 pages and the minima and maxima of their values, so a rewritten file has another digest.
 
-Each digest is remembered by path, size, times and inode in the user's cache directory, so that
-planning over ten thousand files reads none of them twice. A large file whose times or inode changed
-since, but not its samples, is read whole, once: from then on the digest of all its bytes follows
-that of its samples, after a `+`. So every edit is noticed; a large file that was only touched is
-another file once. Without the cache, as on another machine, samples are all that is known: see
-`pipeline.identity.listing`.
+Digests are remembered by path, size, times and inode in the user's cache directory. A large file
+whose times or inode changed since, but not its samples, is read whole, once: from then on the
+digest of all its bytes follows that of its samples, after a `+`. So every edit is noticed; a large
+file that was only touched is another file once. Without the cache, as on another machine, samples
+are all that is known: see `pipeline.identity.listing`.
 """
 
 from __future__ import annotations

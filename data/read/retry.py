@@ -1,10 +1,9 @@
 """Retries requests to a source: classifies failures as transient or permanent, and words them.
 
-Transient errors (a busy store: 429 with or without Retry-After, 5xx; a connection that is reset,
-unresponsive or cut short; an unusable response) are retried with the back-off of
-`pipeline.store.retry`, until `TRIES` or the deadline of `patience()`. Permanent errors (not
-permitted, missing, changed) raise an `InputError` at once. The client of gs:// retries by itself;
-its final error is not retried again, so that retries do not multiply.
+Transient errors (429, 5xx, a connection that is reset, unresponsive or cut short, an unusable
+response) are retried with the back-off of `pipeline.store.retry`, until `TRIES` or the deadline of
+`patience()`. Permanent errors (not permitted, missing, changed) are an `InputError` at once. The
+client of gs:// retries by itself; its final error is not retried again.
 
 Messages name the file by its URL without user, password and query, and never quote a header.
 """

@@ -7,9 +7,9 @@ A huge source can be processed file by file: `list_files` reads no file, and
 
 A unit is read as columns `id`, `text`, `token_count`, `score`, whatever their names in the file; a
 document without an id gets one computed from its text. A null, text that is not UTF-8, an
-impossible count, a line that is no document, a missing column, a corrupt file and a file that
-changed since it was listed are an `InputError` with the file's URL. Rows with a null, and rows that
-are no document, are skipped if requested, and counted; a file is never read in part.
+impossible count, a line that is no document, a missing column, and a corrupt or changed file are an
+`InputError` with the file's URL. Rows with a null, and rows that are no document, are skipped if
+requested, and counted; a file is never read in part.
 """
 
 from __future__ import annotations

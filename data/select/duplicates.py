@@ -1,10 +1,9 @@
 """Exact duplicates: decides which copy of a text is kept, independent of the order of the files.
 
-The copy in the held-out split named first is kept, or one in train if no held-out split has a copy.
-Within a split the copy with the smallest document hash is kept, so a larger sample keeps the same
-copies as a smaller one, since the documents it adds have larger hashes. Samples of whole row groups
-are in the order of their walk instead, and the first copy of the walk is kept. Copies with the same
-id are the same document, and the first one is kept.
+The copy in the held-out split named first is kept, or one in train if no held-out split has a copy;
+within a split the one with the smallest document hash, so a larger sample keeps the same copies as
+a smaller one. Samples of whole row groups keep the first copy of their walk instead. Copies with
+the same id are the same document, and the first one is kept.
 
 The hashes of any number of documents are compared in shares, each by a task of its own: `by_share`
 divides the documents of some parts, reading each once, and `compare` takes a share of all parts.

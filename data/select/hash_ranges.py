@@ -2,19 +2,17 @@
 
 A document's place is u = hash / 2^64, uniform in [0, 1). Train takes [0, p); the held-out splits
 take ranges from the other end, in the order they are named: with budgets for validation and test,
-[1 - v, 1) and [1 - v - t, 1 - v). A document is in at most one split, and a larger train sample
-contains the smaller one. The order of files, the number of workers and the position in a file have
-no influence.
+[1 - v, 1) and [1 - v - t, 1 - v). So splits are disjoint, a larger train sample contains the
+smaller one, and neither the order of files nor the number of workers matters.
 
-A held-out split depends on its own budget and those named before it: it does not move when train
-grows, or when another split is named after it. It does depend on the unit of the budget: with
+A held-out split depends on its own budget and those named before it, and on their unit: with
 another tokenizer, or a `min_score` that leaves fewer documents, the same number of tokens needs
-another share of the hash range. In each case the larger range still contains the smaller one.
+another share of the hash range. In each case the larger range contains the smaller one.
 
-Boundaries are between two documents. A survey sums the token counts of 65,536 bins of the hash,
-which reads ids and counts but no text. The documents listed in the few bins that can contain a
-boundary (`boundary_bins`) then give the exact one, so that a split exceeds its budget by less than
-its last document. Without these documents, boundaries are those of bins.
+A survey sums the token counts of 65,536 bins of the hash, which reads ids and counts but no text.
+The documents of the few bins that can contain a boundary (`boundary_bins`) then give the exact one,
+so that a split exceeds its budget by less than its last document. Without these documents,
+boundaries are those of bins.
 """
 
 from __future__ import annotations

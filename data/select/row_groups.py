@@ -2,10 +2,10 @@
 
 The seed and the names of the files determine the order of all row groups, the walk: files are
 sorted by the hash of their name, row groups by the hash of (name, index), and the walk takes 32 row
-groups of the first file, 32 of the second, ..., then the next 32 of the first. Train is a prefix of
-the walk, so a larger sample contains the smaller one and only files that the walk reaches are
-opened. Held-out splits walk from the other end, last files first and each file from its last row
-group, and are taken first; train skips their row groups, and does not move them when it grows.
+groups of each file in turn, then the next 32. Train is a prefix of the walk, so a larger sample
+contains the smaller one and only files that the walk reaches are opened. Held-out splits walk from
+the other end and are taken first; train skips their row groups, and does not move them when it
+grows.
 
 Names exclude the directories that all files share, so a copy at another URL has the same order.
 Documents of one row group are neighbours in the source, so a sample of few row groups is only as

@@ -6,10 +6,10 @@ of UTF-8 bytes, which converts a loss per token to bits per byte. A tokenizer fr
 must meet the same conditions, with the exceptions in `data.tokenizer.tokenizer_file`.
 
 A document begins with BOS and ends with EOS. EOS is the special token that the project's own field
-"eos_token" names, or else one with a well-known name (see `data.tokenizer.special_tokens`). BOS is
-the one that the file's post-processor puts before a text, or that the field "bos_token" names. A
-tokenizer without either has EOS for both: the EOS that ends a document begins the next. A text that
-contains their characters is tokenised as ordinary text, so that no document can forge a boundary.
+"eos_token" names, or else one with a well-known name. BOS is the one that the file's post-processor
+puts before a text, or that the field "bos_token" names; without either, EOS: the EOS that ends a
+document begins the next. A text that contains their characters is tokenised as ordinary text, so
+that no document can forge a boundary.
 
 `encode_documents` encodes Arrow arrays of documents in bounded memory, with the back end that
 `checked` returns.
