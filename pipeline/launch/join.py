@@ -31,6 +31,7 @@ LOST = 75  # exit status of a host that lost its Ray or the head; its supervisor
 SECRET = "RAY_AUTH_TOKEN"  # the variable from which Ray reads the secret
 _POLL_SECONDS = 1.0
 _RAY_SECONDS = 120.0
+_LOST_SECONDS = 60.0
 
 
 def shared_secret(url: str) -> str:
@@ -57,8 +58,15 @@ def follow(
     try:
         with _terminable(), RayNode(head, host, first=False, imitate=imitate) as node:
             tell(f"{host}: Ray starts; the head is {head[0]}:{head[1]}")
+            heard = time.monotonic()
             while (status := node.ended()) is None:
                 node.check()
+                if not (error := _unreachable(head)):
+                    heard = time.monotonic()
+                elif time.monotonic() - heard > _LOST_SECONDS:  # Ray itself may take minutes
+                    raise WorkerLost(
+                        f"join: the head did not answer for {_LOST_SECONDS} s ({error})"
+                    )
                 time.sleep(_POLL_SECONDS)
             return status
     except WorkerLost as error:
@@ -108,18 +116,22 @@ def lead(
 def _reach(head: tuple[str, int], seconds: float, check: Callable[[], None] = lambda: None) -> None:
     """Return once the head's Ray accepts connections: hosts that connect earlier give up."""
     deadline = time.monotonic() + seconds
-    while True:
+    while (error := _unreachable(head)) is not None:
         check()
-        try:
-            socket.create_connection(head, timeout=_POLL_SECONDS).close()
-            return
-        except OSError as error:
-            if time.monotonic() > deadline:
-                raise InputError(
-                    f"join: no head answers at {head[0]}:{head[1]} within {seconds:.0f} s "
-                    f"({error}); is it up, and can hosts reach its ports?"
-                ) from error
-            time.sleep(_POLL_SECONDS)
+        if time.monotonic() > deadline:
+            raise InputError(
+                f"join: no head answers at {head[0]}:{head[1]} within {seconds:.0f} s "
+                f"({error}); is it up, and can hosts reach its ports?"
+            )
+        time.sleep(_POLL_SECONDS)
+
+
+def _unreachable(head: tuple[str, int]) -> OSError | None:
+    try:
+        socket.create_connection(head, timeout=_POLL_SECONDS).close()
+    except OSError as error:
+        return error
+    return None
 
 
 def _run(run: Sequence[str], hosts: Hosts, wait: float, tell: Callable[[str], None]) -> int:

@@ -294,12 +294,31 @@ def test_a_head_that_does_not_answer_is_named():
         join.follow(("127.0.0.1", 1), HOST, wait=0.0, imitate=True, tell=print)
 
 
-def test_a_host_whose_ray_ends_joins_again(monkeypatch):
+@pytest.mark.parametrize(
+    ("ray", "says"),
+    [
+        ("echo another Ray; exit 1", "Ray ended on this host: another Ray"),
+        ("sleep 100", "the head did not answer for 0.2 s"),
+    ],
+)
+def test_a_host_that_loses_its_ray_or_the_head_joins_again(ray, says, monkeypatch):
     """By the status on which its supervisor repeats `join`; the line has Ray's last words."""
     lines: list[str] = []
-    words = ["bash", "-c", "echo another Ray; exit 1"]
-    monkeypatch.setattr(nodes, "_command", lambda *_, **__: list(words))
+    monkeypatch.setattr(nodes, "_command", lambda *_, **__: ["bash", "-c", ray])
+    monkeypatch.setattr(join, "_LOST_SECONDS", 0.2)
+    monkeypatch.setattr(join, "_POLL_SECONDS", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as server:
         head = server.getsockname()[:2]
+        threading.Timer(1.0, server.close).start()
         assert join.follow(head, HOST, wait=5.0, imitate=True, tell=lines.append) == join.LOST
-    assert lines[-1] == "error: join: Ray ended on this host: another Ray"
+    assert says in lines[-1]
+
+
+def test_a_host_ends_with_the_status_that_the_head_sends(monkeypatch):
+    """By the file that the variable names, of which Ray's workers know."""
+    monkeypatch.setattr(
+        nodes, "_command", lambda *_, **__: ["bash", "-c", f"echo 3 > ${nodes.ENDED}; sleep 99"]
+    )
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        head = server.getsockname()[:2]
+        assert join.follow(head, HOST, wait=5.0, imitate=True, tell=print) == 3
