@@ -13,92 +13,60 @@ import jsonschema
 from ray._private.accelerators.tpu import TPUAcceleratorManager
 
 TEXT, TRUTH, COUNT = {"type": "string"}, {"type": "boolean"}, {"type": "integer", "minimum": 0}
-
-
-def record(required: str, **fields: Any) -> dict[str, Any]:
-    """A JSON schema of an object that has these fields and no other."""
-    return {
-        "type": "object",
-        "properties": fields,
-        "required": required.split(),
-        "additionalProperties": False,
-    }
-
-
-def several(of: Any) -> dict[str, Any]:
-    """A list of one kind."""
-    return {"type": "array", "items": of, "minItems": 1}
-
-
 TEXTS = {"type": "object", "additionalProperties": TEXT}
-SKY = record(
-    "name resources setup run",
-    name=TEXT,
-    num_nodes=COUNT,
-    resources=record(
-        "accelerators use_spot",
-        infra={"type": "string", "pattern": r"^gcp(/[a-z]+-[a-z]+\d+(/[a-z]+-[a-z]+\d+-[a-z])?)?$"},
-        accelerators=TEXT,
-        accelerator_args=record("runtime_version", runtime_version=TEXT, gcp_queued_resource=TRUTH),
-        use_spot=TRUTH,
-        job_recovery=record("strategy", strategy=TEXT, max_restarts_on_errors=COUNT),
-    ),
-    file_mounts=TEXTS,
-    setup=TEXT,
-    run=TEXT,
-)
-CONTAINER = record(
-    "name image resources",
-    name=TEXT,
-    image=TEXT,
-    ports=several(record("containerPort", containerPort=COUNT, name=TEXT)),
-    env=several(
-        record(
-            "name",
-            name=TEXT,
-            value=TEXT,
-            valueFrom=record("", fieldRef=record("fieldPath", fieldPath=TEXT)),
-        )
-    ),
-    resources=record("limits requests", limits=TEXTS, requests=TEXTS),
-)
-SPEC = record(
-    "containers",
-    containers=several(CONTAINER),
-    nodeSelector=TEXTS,
-    restartPolicy={"enum": ["Always", "OnFailure", "Never"]},
-)
-POD = record("spec", spec=SPEC)
-RAY_JOB = record(
-    "apiVersion kind metadata spec",
-    apiVersion={"const": "ray.io/v1"},
-    kind={"const": "RayJob"},
-    metadata=record(
-        "name", name={"type": "string", "pattern": r"^[a-z]([-a-z0-9]{0,61}[a-z0-9])?$"}
-    ),
-    spec=record(
-        "entrypoint rayClusterSpec",
-        entrypoint=TEXT,
-        shutdownAfterJobFinishes=TRUTH,
-        backoffLimit=COUNT,
-        rayClusterSpec=record(
-            "headGroupSpec workerGroupSpecs",
-            rayVersion=TEXT,
-            headGroupSpec=record("template", rayStartParams=TEXTS, template=POD),
-            workerGroupSpecs=several(
-                record(
-                    "groupName template numOfHosts",
-                    groupName=TEXT,
-                    replicas=COUNT,
-                    minReplicas=COUNT,
-                    maxReplicas=COUNT,
-                    numOfHosts=COUNT,
-                    rayStartParams=TEXTS,
-                    template=POD,
-                )
-            ),
-        ),
-    ),
+
+
+def closed(tree: Any) -> dict[str, Any]:
+    """A JSON schema of objects with these fields, some optional (?), and no other; of lists."""
+    if isinstance(tree, list):
+        return {"type": "array", "items": closed(tree[0]), "minItems": 1}
+    if tree.keys() & {"type", "enum", "const"}:
+        return tree
+    fields = {name.removesuffix("?"): closed(of) for name, of in tree.items()}
+    required = [name for name in tree if not name.endswith("?")]
+    made = {"type": "object", "properties": fields, "required": required}
+    return {**made, "additionalProperties": False}
+
+
+REGION = r"^gcp(/[a-z]+-[a-z]+\d+(/[a-z]+-[a-z]+\d+-[a-z])?)?$"
+RESOURCES = {
+    "infra?": {"type": "string", "pattern": REGION},
+    "accelerators": TEXT,
+    "accelerator_args?": {"runtime_version": TEXT, "gcp_queued_resource?": TRUTH},
+    "use_spot": TRUTH,
+    "job_recovery?": {"strategy": TEXT, "max_restarts_on_errors?": COUNT},
+}
+TASK = {"name": TEXT, "num_nodes?": COUNT, "setup": TEXT, "run": TEXT, "file_mounts?": TEXTS}
+SKY = closed({**TASK, "resources": RESOURCES})
+FROM = {"fieldRef?": {"fieldPath?": TEXT}}
+CONTAINER = {
+    "name": TEXT,
+    "image": TEXT,
+    "ports?": [{"containerPort": COUNT, "name?": TEXT}],
+    "env?": [{"name": TEXT, "value?": TEXT, "valueFrom?": FROM}],
+    "resources": {"limits": TEXTS, "requests": TEXTS},
+}
+POD = {
+    "containers": [CONTAINER],
+    "nodeSelector?": TEXTS,
+    "restartPolicy?": {"enum": ["Always", "OnFailure", "Never"]},
+}
+GROUP = {"rayStartParams?": TEXTS, "template": {"spec": POD}}
+COUNTS = dict.fromkeys(("replicas?", "minReplicas?", "maxReplicas?"), COUNT)
+CLUSTER = {
+    "rayVersion?": TEXT,
+    "headGroupSpec": GROUP,
+    "workerGroupSpecs": [{**GROUP, **COUNTS, "groupName": TEXT, "numOfHosts": COUNT}],
+}
+JOB = {"entrypoint": TEXT, "shutdownAfterJobFinishes?": TRUTH, "backoffLimit?": COUNT}
+NAME = {"type": "string", "pattern": r"^[a-z]([-a-z0-9]{0,61}[a-z0-9])?$"}
+RAY_JOB = closed(
+    {
+        "apiVersion": {"const": "ray.io/v1"},
+        "kind": {"const": "RayJob"},
+        "metadata": {"name": NAME},
+        "spec": {**JOB, "rayClusterSpec": CLUSTER},
+    }
 )
 
 
