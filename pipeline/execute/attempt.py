@@ -42,6 +42,7 @@ from pipeline.events import Emit, Event
 from pipeline.execute.logs import NAME as LOG
 from pipeline.execute.logs import capture
 from pipeline.execute.reference import refer_to
+from pipeline.graph.artifact import argument_of
 from pipeline.graph.live import Live, Source
 from pipeline.graph.step import StepSpec
 from pipeline.graph.step_context import Reference, StepContext, Workers
@@ -180,7 +181,7 @@ def _attempt(
 ) -> Outcome:
     attempt = f"{held.number:06d}-{uuid.uuid4().hex[:8]}"
     run = StepContext(request.ledger, request.label, attempt, tell, workers)
-    external = (request.label, request.step.externals, request.arguments, request.listings)
+    external = (request.label, request.step, request.arguments, request.listings)
     log = storage.join(run.directory, LOG)
     tell(events.Started(attempt, log))
     started, clock = time.time(), time.monotonic()
@@ -276,8 +277,8 @@ def _open_followed(request: Request) -> dict[str, tuple[str, Manifest]]:
 def _grouped(request: Request, inputs: dict[str, tuple[str, Manifest]]) -> dict[str, Any]:
     """The body's input arguments: artifacts or `Live`, tuples of them, or None."""
     arguments: dict[str, Any] = {}
-    for name, declared in request.step.inputs.items():
-        mine = [n for n in request.inputs if n.partition("[")[0] == name]
+    for name, declared in request.step.signature.inputs.items():
+        mine = [n for n in request.inputs if argument_of(n) == name]
         opened = tuple(
             Live(declared.kind, *request.inputs[n], request.live[n])
             if n in request.live

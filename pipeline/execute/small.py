@@ -30,7 +30,7 @@ def why_small(order: Iterable[Node], needed: Iterable[Node], listings: Listings)
             return ""
         sources |= {listing.where: listing.most_bytes for listing in found.values()}
     sizes = [size for size in sources.values() if size is not None]
-    reads = any(node.step.externals for node in order)
+    reads = any(node.step.signature.externals for node in order)
     if (reads and not sizes) or len(sizes) < len(sources) or sum(sizes) > _SOURCE_BYTES:
         return ""
     most = f"sources of at most {max(1, round(sum(sizes) / 1e6))} MB" if sizes else "no sources"

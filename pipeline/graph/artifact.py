@@ -20,6 +20,11 @@ from pipeline.store.shards import Shard
 A = TypeVar("A", bound="Artifact")
 
 
+def argument_of(name: str) -> str:
+    """The argument of the input `name`: those of a tuple are named `argument[0]`, ... in keys."""
+    return name.partition("[")[0]
+
+
 class Artifact:
     """A published output.
 
@@ -67,19 +72,19 @@ class Artifact:
 
     def inputs(self, argument: str, kind: type[A]) -> list[A]:
         """The artifacts its step read as the tuple `argument`, in order."""
-        count = sum(name.partition("[")[0] == argument for name in self.input_paths)
+        count = sum(argument_of(name) == argument for name in self.input_paths)
         names = [f"{argument}[{index}]" for index in range(count)]
         return concurrently(lambda name: self.input(name, kind), names, self.path)
 
     @classmethod
     def reads(cls, name: str) -> bool:
         """Whether its methods read this input; inputs of a tuple are named `argument[index]`."""
-        return name.partition("[")[0] in cls.opens
+        return argument_of(name) in cls.opens
 
     @classmethod
     def needs_input(cls, name: str) -> bool:
         """Whether it cannot be used without this input."""
-        return name.partition("[")[0] in (*cls.opens, *cls.needs)
+        return argument_of(name) in (*cls.opens, *cls.needs)
 
     @property
     def page(self) -> str:

@@ -25,13 +25,12 @@ from dataclasses import dataclass, field
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
 from pipeline.errors import InputError
-from pipeline.graph.artifact import Artifact
+from pipeline.graph.artifact import Artifact, argument_of
 from pipeline.graph.facts import Facts, Results
 from pipeline.graph.module_names import by_value
 from pipeline.graph.signature import Input, Signature, read_signature
 from pipeline.identity import digests, fingerprint, source_code
 from pipeline.identity.digests import Identity
-from pipeline.identity.listing import External
 
 if typing.TYPE_CHECKING:
     from pipeline.graph.step_context import StepContext
@@ -94,32 +93,25 @@ class Node:
     ) -> None:
         self.step = step
         self.inputs = inputs
-        self.live = frozenset(n for n in inputs if step.inputs[n.partition("[")[0]].live)
+        self.live = frozenset(n for n in inputs if step.signature.inputs[argument_of(n)].live)
         self.config = config
         self.runtime = runtime
         self.output: type[Artifact] = step.output
-        self.label = step.label
+        self.label = step.name
         self.labels: set[str] = set()  # filled by `topological`
         self.classes: fingerprint.Classes = {}
         values = {
-            name: fingerprint.canonical(value, f"{step.label}({name}=...)", self.classes)
+            name: fingerprint.canonical(value, f"{step.name}({name}=...)", self.classes)
             for name, value in config.items()
         }
-        full = fingerprint.group_fields(values, step.defaults)
+        full = fingerprint.group_fields(values, step.signature.defaults)
         self.identity = Identity(step.name, step.version, full)
         self.key = digests.key(self.identity, {name: node.key for name, node in inputs.items()})
+        self.directory = f"{step.name}-{self.key[:_KEY_DIGITS]}"  # of its output, in a store
+        self.reads_lineage = step.reads_lineage
 
     def advice(self) -> list[str]:
         return self.step.advise({**self.config, **self.runtime}) if self.step.advise else []
-
-    @property
-    def reads_lineage(self) -> bool:
-        return self.step.reads_lineage
-
-    @property
-    def directory(self) -> str:
-        """Name of its output directory under the store's prefix; independent of the label."""
-        return f"{self.step.name}-{self.key[:_KEY_DIGITS]}"
 
     def __repr__(self) -> str:
         return f"<{self.directory}>"
@@ -171,58 +163,42 @@ class StepSpec(Generic[P, A]):
             )
         vars(self).update({"__doc__": self.function.__doc__, "__wrapped__": self.function})
         source_code.remember()
-        _ = self._signature  # read now, so that an error points at the step's declaration
+        _ = self.signature  # read now, so that an error points at the step's declaration
 
     @functools.cached_property
-    def _signature(self) -> Signature:
+    def signature(self) -> Signature:
         return read_signature(self.function)
-
-    @property
-    def externals(self) -> Mapping[str, External]:
-        return self._signature.externals
-
-    @property
-    def label(self) -> str:
-        return self.name
-
-    @property
-    def inputs(self) -> Mapping[str, Input]:
-        return self._signature.inputs
-
-    @property
-    def defaults(self) -> Mapping[str, Any]:
-        return self._signature.defaults
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> A:
         """A node that stands for the step's artifact; `InputError` for what it cannot take."""
         try:
-            bound = self._signature.parameters.bind(*args, **kwargs)
+            bound = self.signature.parameters.bind(*args, **kwargs)
         except TypeError as error:
-            raise InputError(f"{self.label}(): {error}") from None
+            raise InputError(f"{self.name}(): {error}") from None
         bound.apply_defaults()
-        for name, external in self.externals.items():
+        for name, external in self.signature.externals.items():
             if (value := bound.arguments[name]) is not None:
                 bound.arguments[name] = external.absolute(value)
         inputs, config, runtime = {}, {}, {}
         for name, value in bound.arguments.items():
-            if name in self.inputs:
+            if name in self.signature.inputs:
                 inputs |= dict(self._input_nodes(name, value))
             elif isinstance(value, Node):
                 raise InputError(
-                    f"{self.label}({name}=...): expected a configuration value, got the output of "
+                    f"{self.name}({name}=...): expected a configuration value, got the output of "
                     f"step {value.label!r}"
                 )
             else:
-                (runtime if name in self._signature.runtime else config)[name] = value
+                (runtime if name in self.signature.runtime else config)[name] = value
         self._refuse(bound.arguments)
         node = Node(self, inputs, config, runtime)
         return typing.cast(A, node if self.then is None else self.then(node))
 
     def _refuse(self, arguments: Mapping[str, Any]) -> None:
-        for name, kind in self._signature.classes.items():
+        for name, kind in self.signature.classes.items():
             if not isinstance(value := arguments[name], kind):
                 raise InputError(
-                    f"{self.label}({name}=...): expected {kind.__name__}, got {value!r} of type "
+                    f"{self.name}({name}=...): expected {kind.__name__}, got {value!r} of type "
                     f"{type(value).__name__}"
                 )
         if self.check is None:
@@ -232,15 +208,15 @@ class StepSpec(Generic[P, A]):
         except (TypeError, ValueError, AttributeError) as error:
             # A check assumes the annotated types, so such an error means an argument of another.
             raise InputError(
-                f"{self.label}(...): {error}; see the types of its arguments"
+                f"{self.name}(...): {error}; see the types of its arguments"
             ) from error
 
     def _input_nodes(self, name: str, value: Any) -> Iterator[tuple[str, Node]]:
-        expected = self.inputs[name]
+        expected = self.signature.inputs[name]
         if expected.many:
             if not isinstance(value, tuple | list) or not value:
                 raise InputError(
-                    f"{self.label}({name}=...): expected one or more {expected.kind.__name__}, "
+                    f"{self.name}({name}=...): expected one or more {expected.kind.__name__}, "
                     f"got {value!r}"
                 )
             for index, item in enumerate(value):
@@ -256,9 +232,7 @@ class StepSpec(Generic[P, A]):
             if isinstance(value, Node)
             else f"{value!r} of type {type(value).__name__}"
         )
-        raise InputError(
-            f"{self.label}({name}=...): expected {expected.kind.__name__}, got {found}"
-        )
+        raise InputError(f"{self.name}({name}=...): expected {expected.kind.__name__}, got {found}")
 
     def __reduce__(self) -> Any:
         # A worker imports the step by name, unless its file is not sent to workers.

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from pipeline.identity.fingerprint import digest, without_defaults
 
@@ -68,25 +68,7 @@ def build_id(action: str, replaces: str, number: int = 0) -> str:
     return digest([action, replaces, *([number] if number else [])])[:12]
 
 
-class _File(Protocol):
-    @property
-    def path(self) -> str: ...
-    @property
-    def size(self) -> int: ...
-    @property
-    def sha256(self) -> str: ...
-
-
-class _Shard(Protocol):
-    @property
-    def name(self) -> str: ...
-    @property
-    def files(self) -> tuple[_File, ...]: ...
-    @property
-    def result(self) -> dict[str, Any]: ...
-
-
-def content(shards: Iterable[_Shard], result: Mapping[str, Any], opened: Mapping[str, str]) -> str:
+def content(shards: Iterable[Any], result: Mapping[str, Any], opened: Mapping[str, str]) -> str:
     """The digest of an output's data; equal when no reader can find a difference.
 
     Args:

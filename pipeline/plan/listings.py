@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pipeline.errors import InputError, PonenteError, StoreUnavailable
-from pipeline.graph.step import Node
+from pipeline.graph.step import Node, StepSpec
 from pipeline.identity.listing import External, Listing, difference
 
 LISTING_SECONDS = 8.0  # deadline for one location, so that `plan` ends within 10 seconds
@@ -40,7 +40,7 @@ def list_all(nodes: Iterable[Node], seconds: float = LISTING_SECONDS) -> Listing
     locations: dict[tuple[Any, str], Any] = {}
     for node in nodes:
         for name, value in external_values(node).items():
-            locations[_location(node, name)] = (node.step.externals[name], value)
+            locations[_location(node, name)] = (node.step.signature.externals[name], value)
     if not locations:
         return Listings()
     with ThreadPoolExecutor(min(_AT_ONCE, len(locations))) as pool:
@@ -63,12 +63,12 @@ def list_all(nodes: Iterable[Node], seconds: float = LISTING_SECONDS) -> Listing
 
 def external_values(node: Node) -> dict[str, Any]:
     """Values of the node's external arguments, without those that are None."""
-    values = {name: node.config[name] for name in node.step.externals}
+    values = {name: node.config[name] for name in node.step.signature.externals}
     return {name: value for name, value in values.items() if value is not None}
 
 
 def _location(node: Node, name: str) -> tuple[Any, str]:
-    return node.step.externals[name].list, repr(node.config[name])
+    return node.step.signature.externals[name].list, repr(node.config[name])
 
 
 def _try_listing(external: External, value: Any, seconds: float) -> Any:
@@ -80,7 +80,7 @@ def _try_listing(external: External, value: Any, seconds: float) -> Any:
 
 def check_unchanged(
     label: str,
-    externals: Mapping[str, External],
+    step: StepSpec[..., Any],
     arguments: Mapping[str, Any],
     planned: Mapping[str, Listing],
 ) -> None:
@@ -91,7 +91,7 @@ def check_unchanged(
     for name, listing in planned.items():
         if listing.pinned:
             continue
-        now = externals[name].list(arguments[name], CHECK_SECONDS)
+        now = step.signature.externals[name].list(arguments[name], CHECK_SECONDS)
         if now.digest != listing.digest and not now.same_as(listing.files):
             changes = difference(listing.summary, listing.files, now)
             raise InputError(

@@ -50,37 +50,40 @@ def with_retries(path: str, action: Callable[[], T]) -> T:
 
 
 class Disk:
-    """The operations of `storage` on files, by absolute path."""
+    """The operations of `storage` on the file or directory at an absolute path."""
 
-    def exists(self, path: str) -> bool:
-        return self.size(path) is not None
+    def __init__(self, path: str) -> None:
+        self.path = path
 
-    def size(self, path: str) -> int | None:
+    def exists(self) -> bool:
+        return self.size() is not None
+
+    def size(self) -> int | None:
         try:
-            return with_retries(path, lambda: os.stat(path).st_size)
+            return with_retries(self.path, lambda: os.stat(self.path).st_size)
         except (FileNotFoundError, NotADirectoryError):
             return None
 
-    def modified(self, path: str) -> float | None:
+    def modified(self) -> float | None:
         try:
-            return os.stat(path).st_mtime
+            return os.stat(self.path).st_mtime
         except FileNotFoundError:
             return None
 
-    def read(self, path: str) -> bytes:
-        return with_retries(path, lambda: _read(path))
+    def read(self) -> bytes:
+        return with_retries(self.path, lambda: _read(self.path))
 
-    def open_read(self, path: str) -> IO[bytes]:
-        return with_retries(path, lambda: open(path, "rb"))
+    def open_read(self) -> IO[bytes]:
+        return with_retries(self.path, lambda: open(self.path, "rb"))
 
-    def open_write(self, path: str) -> IO[bytes]:
+    def open_write(self) -> IO[bytes]:
         def once() -> IO[bytes]:
-            make_directory(os.path.dirname(path))
-            return open(path, "wb")
+            make_directory(os.path.dirname(self.path))
+            return open(self.path, "wb")
 
-        return with_retries(path, once)
+        return with_retries(self.path, once)
 
-    def create(self, path: str, data: bytes, durable: bool) -> bool:
+    def create(self, data: bytes, durable: bool) -> bool:
         """By `os.link` of a finished temporary file, which unlike a rename fails if `path` exists.
 
         Without hard links (exFAT, SMB), a rename that replaces nothing does the same.
@@ -88,73 +91,73 @@ class Disk:
         tries: list[str] = []
 
         def once() -> bool:
-            tries.append(path)
-            with _temporary(path, data, durable) as temporary:
+            tries.append(self.path)
+            with _temporary(self.path, data, durable) as temporary:
                 try:
-                    os.link(temporary, path)
+                    os.link(temporary, self.path)
                 except FileExistsError:
                     return False
                 except OSError as error:
-                    tries.append(path)
-                    return _rename_to_new(temporary, path, error)
+                    tries.append(self.path)
+                    return _rename_to_new(temporary, self.path, error)
             return True
 
         # An operation that failed may still have taken effect: after a retry, a file with this
         # content is our own.
-        return with_retries(path, once) or (len(tries) > 1 and self.read(path) == data)
+        return with_retries(self.path, once) or (len(tries) > 1 and self.read() == data)
 
-    def read_versioned(self, path: str) -> tuple[bytes, str]:
-        data = self.read(path)
+    def read_versioned(self) -> tuple[bytes, str]:
+        data = self.read()
         return data, hashlib.sha256(data).hexdigest()
 
-    def replace(self, path: str, data: bytes, durable: bool) -> None:
+    def replace(self, data: bytes, durable: bool) -> None:
         def once() -> None:
-            with _temporary(path, data, durable) as temporary:
-                os.replace(temporary, path)
+            with _temporary(self.path, data, durable) as temporary:
+                os.replace(temporary, self.path)
 
-        with_retries(path, once)
+        with_retries(self.path, once)
 
-    def replace_if(self, path: str, data: bytes | None, version: str) -> bool:
+    def replace_if(self, data: bytes | None, version: str) -> bool:
         tries: list[str] = []
 
         def once() -> bool:
-            tries.append(path)
-            with _locked(os.path.dirname(path)):
+            tries.append(self.path)
+            with _locked(os.path.dirname(self.path)):
                 try:
-                    found = _read(path)
+                    found = _read(self.path)
                 except FileNotFoundError:
                     return len(tries) > 1 and data is None
                 if hashlib.sha256(found).hexdigest() != version:
                     # As in `create`: a try that failed may still have taken effect.
                     return len(tries) > 1 and found == data
                 if data is None:
-                    os.unlink(path)
+                    os.unlink(self.path)
                     return True
-                with _temporary(path, data, durable=True) as temporary:
-                    os.replace(temporary, path)
+                with _temporary(self.path, data, durable=True) as temporary:
+                    os.replace(temporary, self.path)
                 return True
 
         try:
-            return with_retries(path, once)
+            return with_retries(self.path, once)
         except FileNotFoundError:
             return False  # the directory is gone
 
-    def list_names(self, path: str) -> list[str]:
+    def list_names(self) -> list[str]:
         try:
-            names = with_retries(path, lambda: os.listdir(path))
+            names = with_retries(self.path, lambda: os.listdir(self.path))
         except (FileNotFoundError, NotADirectoryError):
             return []
         return [name for name in names if not TEMPORARY.fullmatch(name)]
 
-    def files(self, path: str) -> dict[str, int]:
+    def files(self) -> dict[str, int]:
         # Not by fsspec, which skips what it cannot list: a shard would lose files unnoticed.
-        return with_retries(path, lambda: _walk(path))
+        return with_retries(self.path, lambda: _walk(self.path))
 
-    def inventory(self, path: str) -> dict[str, tuple[int, float | None]]:
+    def inventory(self) -> dict[str, tuple[int, float | None]]:
         """Leaves out the temporary files of writers that may be alive."""
         found: dict[str, tuple[int, float | None]] = {}
         since = time.time() - ABANDONED_SECONDS
-        for directory, inner, names in os.walk(path):
+        for directory, inner, names in os.walk(self.path):
             links = [name for name in inner if os.path.islink(os.path.join(directory, name))]
             for name in (*names, *links):
                 with contextlib.suppress(FileNotFoundError):
@@ -162,19 +165,19 @@ class Disk:
                     if TEMPORARY.fullmatch(name) and state.st_mtime > since:
                         continue
                     found[os.path.join(directory, name)] = (state.st_size, state.st_mtime)
-            if not inner and not names and directory != path:
+            if not inner and not names and directory != self.path:
                 found[directory] = (0, None)
         return found
 
-    def remove(self, path: str) -> None:
+    def remove(self) -> None:
         def once() -> None:
-            if stat.S_ISDIR(os.lstat(path).st_mode):
-                shutil.rmtree(path)
+            if stat.S_ISDIR(os.lstat(self.path).st_mode):
+                shutil.rmtree(self.path)
             else:
-                os.unlink(path)
+                os.unlink(self.path)
 
         with contextlib.suppress(FileNotFoundError):
-            with_retries(path, once)
+            with_retries(self.path, once)
 
 
 def make_directory(path: str) -> None:

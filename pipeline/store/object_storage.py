@@ -126,83 +126,85 @@ def one_line(error: Exception) -> str:
 class Objects:
     """The operations of `storage` by an fsspec filesystem, which writes unconditionally."""
 
-    def __init__(self, fs: Any) -> None:
-        self.fs = fs
+    def __init__(self, fs: Any, path: str) -> None:
+        self.fs, self.path = fs, path
 
-    def exists(self, path: str) -> bool:
+    def exists(self) -> bool:
         self.fs.invalidate_cache()
-        return self.fs.exists(path)
+        return self.fs.exists(self.path)
 
-    def size(self, path: str) -> int | None:
+    def size(self) -> int | None:
         try:
-            return self.fs.info(path)["size"]
+            return self.fs.info(self.path)["size"]
         except FileNotFoundError:
             return None
 
-    def modified(self, path: str) -> float | None:
+    def modified(self) -> float | None:
         try:
-            return _seconds(self.fs.modified(path))
+            return _seconds(self.fs.modified(self.path))
         except (FileNotFoundError, NotImplementedError, KeyError):
             return None
 
-    def read(self, path: str) -> bytes:
-        return self.fs.cat_file(path)
+    def read(self) -> bytes:
+        return self.fs.cat_file(self.path)
 
-    def open_read(self, path: str) -> IO[bytes]:
-        return self.fs.open(path, "rb")
+    def open_read(self) -> IO[bytes]:
+        return self.fs.open(self.path, "rb")
 
-    def open_write(self, path: str) -> IO[bytes]:
-        self.fs.makedirs(os.path.dirname(path), exist_ok=True)
-        return self.fs.open(path, "wb")
+    def open_write(self) -> IO[bytes]:
+        self.fs.makedirs(os.path.dirname(self.path), exist_ok=True)
+        return self.fs.open(self.path, "wb")
 
-    def create(self, path: str, data: bytes, durable: bool) -> bool:
+    def create(self, data: bytes, durable: bool) -> bool:
         raise StorageError(
-            f"{path}: this store has no conditional write, which publishing an output needs; "
-            "use a local path, gs:// or s3://"
+            f"{self.path}: this store has no conditional write, which publishing an output needs; "
+            "use a local self.path, gs:// or s3://"
         )
 
-    def read_versioned(self, path: str) -> tuple[bytes, str]:
-        data = self.read(path)
+    def read_versioned(self) -> tuple[bytes, str]:
+        data = self.read()
         return data, hashlib.sha256(data).hexdigest()
 
-    def replace_if(self, path: str, data: bytes | None, version: str) -> bool:
-        return self.create(path, data or b"", durable=True)
+    def replace_if(self, data: bytes | None, version: str) -> bool:
+        return self.create(data or b"", durable=True)
 
-    def replace(self, path: str, data: bytes, durable: bool) -> None:
-        self.fs.pipe_file(path, data)
+    def replace(self, data: bytes, durable: bool) -> None:
+        self.fs.pipe_file(self.path, data)
 
-    def list_names(self, path: str) -> list[str]:
+    def list_names(self) -> list[str]:
         self.fs.invalidate_cache()
         try:
-            found = self.fs.ls(path, detail=False)
+            found = self.fs.ls(self.path, detail=False)
         except FileNotFoundError:
             return []
         return [*{name.rstrip("/").rsplit("/", 1)[-1] for name in found} - {""}]
 
-    def files(self, path: str) -> dict[str, int]:
-        return {name: info["size"] for name, info in self._find(path).items()}
+    def files(self) -> dict[str, int]:
+        return {name: info["size"] for name, info in self._find().items()}
 
-    def inventory(self, path: str) -> dict[str, tuple[int, float | None]]:
+    def inventory(self) -> dict[str, tuple[int, float | None]]:
         times = ("mtime", "created", "LastModified")
         return {
             name: (info["size"], next((_seconds(info[t]) for t in times if info.get(t)), None))
-            for name, info in self._find(path).items()
+            for name, info in self._find().items()
         }
 
-    def _find(self, path: str) -> Mapping[str, Any]:
+    def _find(self) -> Mapping[str, Any]:
         self.fs.invalidate_cache()
         try:
-            return self.fs.find(path, detail=True)
+            return self.fs.find(self.path, detail=True)
         except FileNotFoundError:
             return {}
 
-    def remove(self, path: str) -> None:
+    def remove(self) -> None:
         try:
-            if has_magic(path):
-                for name in [*self.fs.find(path)]:  # `rm` would expand the path as a glob pattern
+            if has_magic(self.path):
+                for name in [
+                    *self.fs.find(self.path)
+                ]:  # `rm` would expand the path as a glob pattern
                     self.fs.rm_file(name)
             else:
-                self.fs.rm(path, recursive=True)
+                self.fs.rm(self.path, recursive=True)
         except FileNotFoundError:
             return
 
@@ -210,37 +212,37 @@ class Objects:
 class Bucket(Objects):
     """A bucket, whose filesystem has conditional writes."""
 
-    def create(self, path: str, data: bytes, durable: bool) -> bool:
-        return self.fs.create(path, data)
+    def create(self, data: bytes, durable: bool) -> bool:
+        return self.fs.create(self.path, data)
 
-    def read_versioned(self, path: str) -> tuple[bytes, str]:
+    def read_versioned(self) -> tuple[bytes, str]:
         # The version is read before the content: if the object is replaced in between, the older
         # version matches nothing and `replace_if` fails safely.
-        version = str(self.fs.info(path)[getattr(self.fs, "version_field", "ETag")])
-        return self.read(path), version
+        version = str(self.fs.info(self.path)[getattr(self.fs, "version_field", "ETag")])
+        return self.read(), version
 
-    def replace_if(self, path: str, data: bytes | None, version: str) -> bool:
-        return self.fs.replace_if(path, data, version)
+    def replace_if(self, data: bytes | None, version: str) -> bool:
+        return self.fs.replace_if(self.path, data, version)
 
 
 class Memory(Objects):
     """fsspec's store in this process's memory."""
 
-    def create(self, path: str, data: bytes, durable: bool) -> bool:
+    def create(self, data: bytes, durable: bool) -> bool:
         with _memory_lock:
-            if self.fs.exists(path):
+            if self.fs.exists(self.path):
                 return False
-            self.fs.pipe_file(path, data)
+            self.fs.pipe_file(self.path, data)
             return True
 
-    def replace_if(self, path: str, data: bytes | None, version: str) -> bool:
+    def replace_if(self, data: bytes | None, version: str) -> bool:
         with _memory_lock:
-            if not self.fs.exists(path) or self.read_versioned(path)[1] != version:
+            if not self.fs.exists(self.path) or self.read_versioned()[1] != version:
                 return False
             if data is None:
-                self.fs.rm_file(path)
+                self.fs.rm_file(self.path)
             else:
-                self.fs.pipe_file(path, data)
+                self.fs.pipe_file(self.path, data)
             return True
 
 

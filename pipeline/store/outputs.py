@@ -31,17 +31,10 @@ logger = logging.getLogger("ponente")
 class Wanted(Protocol):
     """The attributes of a `Node` by which its output is found."""
 
-    @property
-    def key(self) -> str: ...
-
-    @property
-    def directory(self) -> str: ...
-
-    @property
-    def identity(self) -> Identity: ...
-
-    @property
-    def reads_lineage(self) -> bool: ...
+    key: str
+    directory: str
+    identity: Identity
+    reads_lineage: bool
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,7 @@ _CHUNK = 1 << 22
 _GOOGLE = ("gs://", "gcs://")
 _BUCKETS = (*_GOOGLE, "s3://")
 _STORES = ("gs", "gcs", "s3", "memory")
-_LOCAL, _DISK = LocalFileSystem(), local_storage.Disk()
+_LOCAL = LocalFileSystem()
 with_local_retries = local_storage.with_retries  # for code that opens local files itself
 # No character that is special in a shell, a URL, a glob or fsspec's chained URLs, and no two
 # characters that look alike.
@@ -148,38 +148,34 @@ def join(root: str, *parts: str) -> str:
     return "/".join([root.rstrip("/"), *names])
 
 
-def _at(url: str) -> tuple[Any, str]:
-    """The store of `url` and the path in it."""
+def _at(url: str) -> Any:
+    """The object or directory at `url`, of the class of its store."""
     fs, path = filesystem(url)
     if isinstance(fs, LocalFileSystem):
-        return _DISK, path
+        return local_storage.Disk(path)
     if url.startswith(_BUCKETS):
-        return Bucket(fs), path
-    return (Memory if fs.protocol == "memory" else Objects)(fs), path
+        return Bucket(fs, path)
+    return (Memory if fs.protocol == "memory" else Objects)(fs, path)
 
 
 def exists(url: str) -> bool:
     """Whether an object or a directory exists at `url`; never answered from a cache."""
-    store, path = _at(url)
-    return store.exists(path)
+    return _at(url).exists()
 
 
 def size(url: str) -> int | None:
     """Size in bytes of the object at `url`; None when there is none."""
-    store, path = _at(url)
-    return store.size(path)
+    return _at(url).size()
 
 
 def modified(url: str) -> float | None:
     """Unix time in seconds of the object's last write; None without the object or such a time."""
-    store, path = _at(url)
-    return store.modified(path)
+    return _at(url).modified()
 
 
 def read_bytes(url: str) -> bytes:
     """The object's content. Raises `FileNotFoundError` when it does not exist."""
-    store, path = _at(url)
-    return store.read(path)
+    return _at(url).read()
 
 
 def read_json(url: str) -> Any:
@@ -189,14 +185,12 @@ def read_json(url: str) -> Any:
 
 def open_read(url: str) -> IO[bytes]:
     """Open an object for random-access reading."""
-    store, path = _at(url)
-    return store.open_read(path)
+    return _at(url).open_read()
 
 
 def open_write(url: str) -> IO[bytes]:
     """Open an object for writing; makes its directories. Not atomic: for files of an attempt."""
-    store, path = _at(url)
-    return store.open_write(path)
+    return _at(url).open_write()
 
 
 def create(url: str, data: bytes, *, durable: bool = True) -> bool:
@@ -206,14 +200,12 @@ def create(url: str, data: bytes, *, durable: bool = True) -> bool:
     `durable`, a local disk is synced before the object appears, so that a power failure cannot lose
     an object that another process has read.
     """
-    store, path = _at(url)
-    return store.create(path, data, durable)
+    return _at(url).create(data, durable)
 
 
 def read_versioned(url: str) -> tuple[bytes, str]:
     """An object's content and the version `replace_if` compares. Raises `FileNotFoundError`."""
-    store, path = _at(url)
-    return store.read_versioned(path)
+    return _at(url).read_versioned()
 
 
 def replace_if(url: str, data: bytes | None, version: str) -> bool:
@@ -221,14 +213,12 @@ def replace_if(url: str, data: bytes | None, version: str) -> bool:
 
     Returns False when it has another version or does not exist; nothing was changed then.
     """
-    store, path = _at(url)
-    return store.replace_if(path, data, version)
+    return _at(url).replace_if(data, version)
 
 
 def write_atomic(url: str, data: bytes, *, durable: bool = True) -> None:
     """Replace the object at `url` by `data`; readers see all of the old bytes or of the new."""
-    store, path = _at(url)
-    store.replace(path, data, durable)
+    _at(url).replace(data, durable)
 
 
 def list_names(url: str) -> list[str]:
@@ -236,8 +226,7 @@ def list_names(url: str) -> list[str]:
 
     Leaves out the temporary files of another writer's unfinished `create` or `write_atomic`.
     """
-    store, path = _at(url)
-    return sorted(store.list_names(path))
+    return sorted(_at(url).list_names())
 
 
 def list_files(url: str) -> Iterator[tuple[str, int]]:
@@ -245,9 +234,9 @@ def list_files(url: str) -> Iterator[tuple[str, int]]:
 
     Raises `InputError` for a symbolic link, a pipe or a device: its data is not under `url`.
     """
-    store, path = _at(url)
-    prefix = path.rstrip("/") + "/"
-    for name, length in sorted(store.files(path).items()):
+    place = _at(url)
+    prefix = place.path.rstrip("/") + "/"
+    for name, length in sorted(place.files().items()):
         if not local_storage.TEMPORARY.fullmatch(name):  # an unfinished `create` or `write_atomic`
             yield name.removeprefix(prefix), length
 
@@ -258,9 +247,9 @@ def inventory(url: str) -> dict[str, tuple[int, float | None]]:
     Unlike `list_files` it includes links, empty directories, and temporary files that a `create` or
     `write_atomic` left behind `local_storage.ABANDONED_SECONDS` ago.
     """
-    store, path = _at(url)
-    prefix = path.rstrip("/") + "/"
-    return {name.removeprefix(prefix): entry for name, entry in store.inventory(path).items()}
+    place = _at(url)
+    prefix = place.path.rstrip("/") + "/"
+    return {name.removeprefix(prefix): entry for name, entry in place.inventory().items()}
 
 
 def sha256(url: str) -> str:
@@ -274,5 +263,4 @@ def sha256(url: str) -> str:
 
 def delete_tree(url: str) -> None:
     """Delete everything under `url`; does nothing if it does not exist."""
-    store, path = _at(url)
-    store.remove(path)
+    _at(url).remove()

@@ -53,7 +53,7 @@ class Leaf:
     @property
     def name(self) -> str:
         """`step.argument.field`, for people."""
-        return ".".join((self.step.label, *self.path))
+        return ".".join((self.step.name, *self.path))
 
     def nodes(self) -> tuple[Node, Node]:
         """A node, and one that differs in this field alone."""

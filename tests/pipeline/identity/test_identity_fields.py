@@ -30,7 +30,7 @@ def test_a_field_changes_the_key_unless_it_is_runtime(leaf):
 def test_every_step_and_every_configuration_was_found(record_property):
     """The steps, classes and numbers that reflection found are those that are there to be found."""
     record_property("fields", len(LEAVES))
-    names = {step.label for step in library()}
+    names = {step.name for step in library()}
     assert names >= {"sample", "train_tokenizer", "tokenize", "block_shuffle", "train", "evaluate"}
     assert names >= {"generate", "report"}
     paths = {leaf.name for leaf in LEAVES}
@@ -91,7 +91,7 @@ def _settings_leaves() -> list[tuple[str, ...]]:
 @pytest.mark.parametrize("path", _settings_leaves(), ids=".".join)
 def test_every_flag_of_the_experiment_does_something_or_is_runtime(path):
     """A flag of the 200M experiment moves the report's key; where and how to run does not."""
-    runtime = {leaf.path[1:] for leaf in LEAVES if leaf.runtime and leaf.step.label == "train"}
+    runtime = {leaf.path[1:] for leaf in LEAVES if leaf.runtime and leaf.step.name == "train"}
     before = as_node(experiment.build(SMOKE)).key
     if path == ("hardware",):  # a name that only `pod` can check
         changed = dataclasses.replace(SMOKE, hardware="cpu-2x2")
