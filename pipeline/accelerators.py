@@ -14,17 +14,8 @@ from dataclasses import dataclass, field
 
 _GIB = 2.0**30
 _FLAT = {1: "1x1", 4: "2x2", 8: "2x4", 16: "4x4", 32: "4x8", 64: "8x8", 128: "8x16", 256: "16x16"}
-_CUBES = {
-    4: "2x2x1",
-    8: "2x2x2",
-    16: "2x2x4",
-    32: "2x4x4",
-    64: "4x4x4",
-    128: "4x4x8",
-    256: "4x8x8",
-    512: "8x8x8",
-    1024: "8x8x16",
-}
+_SMALL_CUBES = ["2x2x1", "2x2x2", "2x2x4", "2x4x4", "4x4x4", "4x4x8", "4x8x8", "8x8x8", "8x8x16"]
+_CUBES: dict[int, str] = {4 << doublings: name for doublings, name in enumerate(_SMALL_CUBES)}
 # Google's largest v4-4096 (8x16x16) is not in Ray's table of topologies.
 _MORE_CUBES = {2048: "8x16x16", 4096: "16x16x16", 6144: "16x16x24"}
 _CHIPS_PER_HOST = 4
@@ -45,7 +36,6 @@ class Chip:
         bandwidth: bytes per second of that memory.
         link: bytes per second, one way, of one link to another chip; for a GPU, of all its NVLinks.
         links: number of links to other chips in the same slice or host.
-        ray_type: Ray's name of it, in the resource `accelerator_type:<name>`.
     """
 
     name: str
@@ -54,9 +44,13 @@ class Chip:
     memory: float
     bandwidth: float
     link: float
-    links: int
-    ray_type: str
+    links: int = 1
     usable: float | None = None
+
+    @property
+    def ray_type(self) -> str:
+        """Ray's name of it, in the resource `accelerator_type:<name>`."""
+        return self.name.upper()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +70,10 @@ class Tpu(Chip):
     topologies: dict[int, str] = field(repr=False)
     chip_config: str = "default"
 
+    @property
+    def ray_type(self) -> str:
+        return f"TPU-{self.google_name.upper()}"
+
     def hosts(self, chips: int) -> int:
         """Number of virtual machines of a slice with `chips` chips."""
         whole = self.topologies is _FLAT and chips <= _MOST_ON_ONE_HOST
@@ -87,92 +85,55 @@ class Tpu(Chip):
         return {f"{self.name}-{chips * self.cores}": chips for chips in self.topologies}
 
 
-TPUS = {
-    tpu.name: tpu
-    for tpu in (
-        Tpu(
-            name="v4",
-            device_kinds=("TPU v4",),
-            peak=275e12,
-            memory=32 * _GIB,
-            usable=30.75 * _GIB,
-            bandwidth=1228e9,
-            link=45e9,
-            links=6,
-            ray_type="TPU-V4",
-            google_name="v4",
-            cores=2,
-            topologies=_CUBES,
-            chip_config="megacore",
-        ),
-        Tpu(
-            name="v5e",
-            device_kinds=("TPU v5 lite", "TPU v5e"),
-            peak=197e12,
-            memory=16 * _GIB,
-            usable=15.75 * _GIB,
-            bandwidth=819e9,
-            link=45e9,
-            links=4,
-            ray_type="TPU-V5LITEPOD",
-            google_name="v5litepod",
-            cores=1,
-            topologies=_FLAT,
-        ),
-        Tpu(
-            name="v5p",
-            device_kinds=("TPU v5", "TPU v5p"),
-            peak=459e12,
-            memory=96 * _GIB,  # Google's 95 is rounded: libtpu gives programs more
-            usable=95.74 * _GIB,
-            bandwidth=2765e9,
-            link=90e9,
-            links=6,
-            ray_type="TPU-V5P",
-            google_name="v5p",
-            cores=2,
-            topologies=_CUBES | _MORE_CUBES,
-        ),
-        Tpu(
-            name="v6e",
-            device_kinds=("TPU v6 lite", "TPU v6e"),
-            peak=918e12,
-            memory=32 * _GIB,
-            usable=31.25 * _GIB,
-            bandwidth=1600e9,
-            link=90e9,
-            links=4,
-            ray_type="TPU-V6E",
-            google_name="v6e",
-            cores=1,
-            topologies=_FLAT,
-        ),
+def _tpu(
+    name: str,
+    kinds: tuple[str, ...],
+    peak: float,
+    gib: float,
+    usable: float,
+    bandwidth: float,
+    link: float,
+    topologies: dict[int, str],
+    google_name: str = "",
+    chip_config: str = "default",
+) -> Tpu:
+    cubes = topologies is not _FLAT
+    return Tpu(
+        name=name,
+        device_kinds=kinds,
+        peak=peak,
+        memory=gib * _GIB,
+        usable=usable * _GIB,
+        bandwidth=bandwidth,
+        link=link,
+        links=6 if cubes else 4,
+        google_name=google_name or name,
+        cores=2 if cubes else 1,
+        topologies=topologies,
+        chip_config=chip_config,
     )
-}
 
 
 def _gpu(name: str, kind: str, peak: float, memory: float, bandwidth: float, link: float) -> Chip:
-    return Chip(
-        name=name,
-        device_kinds=(kind,),
-        peak=peak,
-        memory=memory,
-        bandwidth=bandwidth,
-        link=link,
-        links=1,
-        ray_type=name.upper(),
-    )
+    figures = {"peak": peak, "memory": memory, "bandwidth": bandwidth, "link": link}
+    return Chip(name=name, device_kinds=(kind,), **figures)
 
 
-GPUS = {
-    gpu.name: gpu
-    for gpu in (
-        _gpu("a100", "NVIDIA A100", 312e12, 80e9, 2039e9, 300e9),
-        _gpu("h100", "NVIDIA H100", 989.4e12, 80e9, 3350e9, 450e9),
-        _gpu("h200", "NVIDIA H200", 989.4e12, 141e9, 4800e9, 450e9),
-        _gpu("b200", "NVIDIA B200", 2250e12, 180e9, 8000e9, 900e9),
-    )
-}
+_TPUS = (
+    _tpu("v4", ("TPU v4",), 275e12, 32, 30.75, 1228e9, 45e9, _CUBES, chip_config="megacore"),
+    _tpu("v5e", ("TPU v5 lite", "TPU v5e"), 197e12, 16, 15.75, 819e9, 45e9, _FLAT, "v5litepod"),
+    # Google's 95 GiB is rounded: libtpu gives programs more.
+    _tpu("v5p", ("TPU v5", "TPU v5p"), 459e12, 96, 95.74, 2765e9, 90e9, _CUBES | _MORE_CUBES),
+    _tpu("v6e", ("TPU v6 lite", "TPU v6e"), 918e12, 32, 31.25, 1600e9, 90e9, _FLAT),
+)
+_GPUS = (
+    _gpu("a100", "NVIDIA A100", 312e12, 80e9, 2039e9, 300e9),
+    _gpu("h100", "NVIDIA H100", 989.4e12, 80e9, 3350e9, 450e9),
+    _gpu("h200", "NVIDIA H200", 989.4e12, 141e9, 4800e9, 450e9),
+    _gpu("b200", "NVIDIA B200", 2250e12, 180e9, 8000e9, 900e9),
+)
+TPUS = {tpu.name: tpu for tpu in _TPUS}
+GPUS = {gpu.name: gpu for gpu in _GPUS}
 # Variants of the GPUs above with a lower peak, by name prefix.
 _OTHER_PEAKS = {
     "NVIDIA H100 NVL": 835.5e12,
