@@ -1,32 +1,24 @@
 """Google Cloud Storage in memory, as far as gcsfs and TensorStore speak it, with faults on demand.
 
-In a test, `with FakeGCS() as server:` sets the environment for this process and those it starts.
-For other processes, `python -m tests.faults.fake_gcs --port 4443` serves until interrupted.
-
+`with FakeGCS() as server:` sets the environment for this process and those it starts.
 It keeps what the real service promises: generations, `ifGenerationMatch` on every kind of upload
 and on delete, listings that show every write. The knobs in `Faults` break it on purpose.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
-import os
 import re
-import socket
-import struct
-import sys
-import threading
 import time
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+from unittest import mock
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 import fsspec.config
 
 from tests.faults.fake_gcs_store import BEFORE, Faults, Refused, Store, Stored, describe
+from tests.faults.http_server import Connection, Running
 
 __all__ = ["FakeGCS", "Faults"]
 
@@ -58,26 +50,10 @@ class Answer:
         return cls(status, json.dumps(tree).encode())
 
 
-class Handler(BaseHTTPRequestHandler):
+class Handler(Connection):
     """One connection of a client."""
 
-    protocol_version = "HTTP/1.1"
-    wbufsize = 1 << 16  # an answer in pieces would wait for the client's delayed acknowledgement
-    disable_nagle_algorithm = True
     store: Store
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Quiet."""
-
-    def handle(self) -> None:
-        """Serve the connection; a client that goes away is no event."""
-        with contextlib.suppress(ConnectionError):
-            super().handle()
-
-    def finish(self) -> None:
-        """Flush what is left, if anybody still listens."""
-        with contextlib.suppress(ConnectionError):
-            super().finish()
 
     def do_GET(self) -> None:
         """Any request."""
@@ -119,13 +95,8 @@ class Handler(BaseHTTPRequestHandler):
             return _error(refused.status, refused.message)
 
     def _reset(self, path: str, query: dict[str, str]) -> None:
-        """Drop the connection without an answer."""
         self.store.log.append((self.command, path, query, 0))
-        linger = struct.pack("ii", 1, 0)  # the peer sees a reset, not an orderly end
-        self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
-        self.close_connection = True
-        self.connection.close()
-        raise ConnectionResetError
+        self.reset()
 
     def _send(self, answer: Answer, fault: str) -> None:
         self.send_response(answer.status)
@@ -270,13 +241,6 @@ def _upload(
     return Answer.json(describe(bucket, store.put(bucket, name, data, query, about)))
 
 
-class Server(ThreadingHTTPServer):
-    """A thread a connection; takes as many connections at once as a client may open."""
-
-    daemon_threads = True
-    request_queue_size = 512  # past it the kernel has a client wait a second, then try again
-
-
 def environment(root: str) -> dict[str, str]:
     """What a process needs to take the server at this URL for the real one."""
     return {
@@ -289,77 +253,26 @@ def environment(root: str) -> dict[str, str]:
     }
 
 
-class FakeGCS(Store):
+class FakeGCS(Running, Store):
     """The server.
 
     Args:
-        port: 0 takes a free one.
         buckets: those that exist.
         page: listings come in pages of this many entries.
     """
 
-    def __init__(
-        self, *, port: int = 0, buckets: tuple[str, ...] = ("bucket",), page: int = 1000
-    ) -> None:
-        super().__init__(buckets, page)
-        handler = type("BoundHandler", (Handler,), {"store": self})
-        self._server = Server(("127.0.0.1", port), handler)
-        self.root = f"http://127.0.0.1:{self._server.server_address[1]}"
-        self._stack = contextlib.ExitStack()
+    def __init__(self, *, buckets: tuple[str, ...] = ("bucket",), page: int = 1000) -> None:
+        Store.__init__(self, buckets, page)
+        Running.__init__(self, Handler, store=self)
 
     def environment(self) -> dict[str, str]:
         """What a process needs to take this server for the real one."""
         return environment(self.root)
 
-    def __enter__(self) -> FakeGCS:
-        thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
-        thread.start()
-        self._stack.callback(self._server.server_close)
-        self._stack.callback(self._server.shutdown)
-        self._stack.enter_context(_environment(self.environment()))
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._stack.close()
-
-
-@contextlib.contextmanager
-def _environment(values: dict[str, str]) -> Iterator[None]:
-    """Set the variables, and what fsspec would have read from them had it started now."""
-    before = {name: os.environ.get(name) for name in values}
-    options = fsspec.config.conf.get("gs")
-    os.environ.update(values)
-    fsspec.config.conf["gs"] = json.loads(values["FSSPEC_GS"])
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name)
-            else:
-                os.environ[name] = value
-        fsspec.config.conf.pop("gs")
-        if options is not None:
-            fsspec.config.conf["gs"] = options
-
-
-def main() -> None:
-    """Serve until interrupted."""
-    parser = argparse.ArgumentParser(description="Google Cloud Storage in memory.")
-    parser.add_argument("--port", type=int, default=4443)
-    parser.add_argument("--bucket", action="append", default=[])
-    parser.add_argument("--fail", type=float, default=0.0, help="probability of a fault")
-    parser.add_argument("--stale", type=int, default=0, help="listings lag by so many requests")
-    parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args()
-    server = FakeGCS(port=options.port, buckets=tuple(options.bucket or ["bucket"]))
-    server.faults = Faults(options.fail, seed=options.seed, stale=options.stale)
-    with server, contextlib.suppress(KeyboardInterrupt):
-        lines = [f"export {name}='{value}'" for name, value in server.environment().items()]
-        sys.stdout.write("\n".join(lines) + "\n")
-        sys.stdout.flush()
-        threading.Event().wait()
-
-
-if __name__ == "__main__":
-    main()
+    def contexts(self) -> list[contextlib.AbstractContextManager[Any]]:
+        # fsspec read the variables when this process began.
+        options = json.loads(self.environment()["FSSPEC_GS"])
+        return [
+            mock.patch.dict("os.environ", self.environment()),
+            mock.patch.dict(fsspec.config.conf, {"gs": options}),
+        ]

@@ -16,19 +16,18 @@ import hashlib
 import json
 import random
 import re
-import socket
-import struct
 import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, NamedTuple
 from unittest import mock
 from urllib.parse import parse_qs, unquote, urlsplit
 
 import fsspec.config
+
+from tests.faults.http_server import Connection, Running
 
 COMMIT = "c0ffee" + "0" * 34
 REPOSITORY = "owner/name"
@@ -81,7 +80,7 @@ class Answer(NamedTuple):
     start: int | None = None
 
 
-class FakeHub:
+class FakeHub(Running):
     """The server.
 
     Args:
@@ -109,11 +108,7 @@ class FakeHub:
         self.log: list[Request] = []
         self.asked: Counter[str] = Counter()
         self.lock = threading.Lock()
-        handler = type("BoundHandler", (Handler,), {"hub": self})
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-        self._server.daemon_threads = True
-        self.root = f"http://127.0.0.1:{self._server.server_address[1]}"
-        self._stack = contextlib.ExitStack()
+        super().__init__(Handler, hub=self)
 
     @property
     def source(self) -> str:
@@ -153,17 +148,8 @@ class FakeHub:
         found = [r for r in self.log if r.path.endswith("/" + path) and r.start is not None]
         return [(r.start or 0, r.stop or 0) for r in found]
 
-    def __enter__(self) -> FakeHub:
-        thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
-        thread.start()
-        self._stack.callback(self._server.server_close)
-        self._stack.callback(self._server.shutdown)
-        self._stack.enter_context(mock.patch.dict("os.environ", self.environment()))
-        self._stack.enter_context(_endpoint(self.root))
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._stack.close()
+    def contexts(self) -> list[contextlib.AbstractContextManager[Any]]:
+        return [mock.patch.dict("os.environ", self.environment()), _endpoint(self.root)]
 
 
 @contextlib.contextmanager
@@ -171,39 +157,21 @@ def _endpoint(root: str) -> Iterator[None]:
     """hf:// of this process goes to `root`: the hub's own variable is read when it is imported."""
     from huggingface_hub import HfFileSystem, constants
 
-    before = fsspec.config.conf.get("hf")
-    fsspec.config.conf["hf"] = {"endpoint": root}
     HfFileSystem.clear_instance_cache()
     try:
-        with mock.patch.object(constants, "HF_HUB_OFFLINE", False):
+        with (
+            mock.patch.dict(fsspec.config.conf, {"hf": {"endpoint": root}}),
+            mock.patch.object(constants, "HF_HUB_OFFLINE", False),
+        ):
             yield
     finally:
         HfFileSystem.clear_instance_cache()
-        fsspec.config.conf.pop("hf")
-        if before is not None:
-            fsspec.config.conf["hf"] = before
 
 
-class Handler(BaseHTTPRequestHandler):
+class Handler(Connection):
     """One connection of a client."""
 
-    protocol_version = "HTTP/1.1"
-    wbufsize = 1 << 16
-    disable_nagle_algorithm = True
     hub: FakeHub
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Quiet."""
-
-    def handle(self) -> None:
-        """Serve the connection; a client that goes away is no event."""
-        with contextlib.suppress(ConnectionError):
-            super().handle()
-
-    def finish(self) -> None:
-        """Flush what is left, if anybody still listens."""
-        with contextlib.suppress(ConnectionError):
-            super().finish()
 
     def do_GET(self) -> None:
         """Any request."""
@@ -226,7 +194,7 @@ class Handler(BaseHTTPRequestHandler):
             Request(self.command, path, status, fault, start, stop, dict(self.headers))
         )
         if fault == "reset":
-            self._reset()
+            self.reset()
         self._send(answer, fault)
 
     do_HEAD = do_GET
@@ -267,13 +235,6 @@ class Handler(BaseHTTPRequestHandler):
         waits = {"Retry-After": str(self.hub.faults.retry_after)} if "wait" in fault else {}
         return Answer(int(fault[:3]), waits, b'{"error":"injected"}')
 
-    def _reset(self) -> None:
-        """Drop the connection; the peer sees a reset, not an orderly end."""
-        self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        self.close_connection = True
-        self.connection.close()
-        raise ConnectionResetError
-
     def _send(self, answer: Answer, fault: str) -> None:
         self.send_response(answer.status)
         for name, value in {"Content-Length": str(len(answer.body)), **answer.headers}.items():
@@ -288,7 +249,7 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(answer.body[:half])
         self.wfile.flush()
         if fault == "torn":
-            self._reset()
+            self.reset()
         if fault == "cut":
             self.close_connection = True
             return
