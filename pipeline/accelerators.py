@@ -75,13 +75,11 @@ class Tpu(Chip):
         return f"TPU-{self.google_name.upper()}"
 
     def hosts(self, chips: int) -> int:
-        """Number of virtual machines of a slice with `chips` chips."""
         whole = self.topologies is _FLAT and chips <= _MOST_ON_ONE_HOST
         return 1 if whole else math.ceil(chips / _CHIPS_PER_HOST)
 
     @property
     def names(self) -> dict[str, int]:
-        """Number of chips of every slice, by name."""
         return {f"{self.name}-{chips * self.cores}": chips for chips in self.topologies}
 
 

@@ -45,7 +45,6 @@ class Price(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
                 raise ValueError(f"{name}: expected dollars an hour, found {value}")
 
     def of(self, chip_hours: float) -> str:
-        """The cost of `chip_hours`, as text; empty where neither price is known."""
         known = (("on demand", self.on_demand), ("spot", self.spot))
         amounts = [f"${each * chip_hours:,.2f} {name}" for name, each in known if each is not None]
         return f"{', '.join(amounts)} ({self.source}, {self.date})" if amounts else ""
@@ -66,7 +65,6 @@ PRICES: Mapping[str, Price] = {
 
 
 def price_of(chip: str) -> Price | None:
-    """The price of a chip by its name in `pipeline.accelerators`; None where it is not known."""
     path = os.environ.get(VARIABLE)
     return {**PRICES, **(read_prices(path) if path else {})}.get(chip)
 

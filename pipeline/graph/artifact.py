@@ -46,7 +46,6 @@ class Artifact:
 
     @property
     def result(self) -> dict[str, Any]:
-        """The JSON mapping the step returned: counts, losses, digests."""
         return self.manifest.result
 
     @cached_property
@@ -71,7 +70,6 @@ class Artifact:
         return kind(path, found)
 
     def inputs(self, argument: str, kind: type[A]) -> list[A]:
-        """The artifacts its step read as the tuple `argument`, in order."""
         count = sum(argument_of(name) == argument for name in self.input_paths)
         names = [f"{argument}[{index}]" for index in range(count)]
         return concurrently(lambda name: self.input(name, kind), names, self.path)
@@ -83,7 +81,6 @@ class Artifact:
 
     @classmethod
     def needs_input(cls, name: str) -> bool:
-        """Whether it cannot be used without this input."""
         return argument_of(name) in (*cls.opens, *cls.needs)
 
     @property
@@ -92,11 +89,9 @@ class Artifact:
         return ""
 
     def shard(self, name: str) -> str:
-        """URL of the directory of one shard."""
         return storage.join(self.home, self.manifest.shard(name).root)
 
     def shards(self, prefix: str = "") -> list[Shard]:
-        """The shards whose name starts with `prefix`, sorted by name."""
         return list(self.each_shard(prefix))
 
     def each_shard(self, prefix: str = "") -> Iterator[Shard]:

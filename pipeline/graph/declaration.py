@@ -63,13 +63,11 @@ class Declaration(Generic[R]):
         return [field.name for field in dataclasses.fields(self.presets[FULL])]
 
     def settings(self, preset: str | None = None, **settings: Any) -> Any:
-        """The settings of a preset with the given ones replaced, as a frozen dataclass."""
         if (preset or FULL) not in self.presets:
             raise InputError(unknown("preset", preset or FULL, self.presets))
         return self._with(self.presets[preset or FULL], settings, self.name)
 
     def graph(self, preset: str | None = None, **settings: Any) -> list[Node]:
-        """The target nodes of the experiment, for a preset with the given settings replaced."""
         return nodes(self.build(self.settings(preset, **settings)))
 
     def build(self, settings: Any) -> R:
@@ -93,7 +91,6 @@ class Declaration(Generic[R]):
 
 
 def nodes(wanted: Any) -> list[Node]:
-    """The nodes of the artifact, or tuple of artifacts, that an experiment's function returned."""
     return [as_node(each) for each in (wanted if isinstance(wanted, tuple) else (wanted,))]
 
 

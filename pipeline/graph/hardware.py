@@ -51,7 +51,6 @@ class Hardware:
 
 
 def local() -> Hardware:
-    """This machine: one process with all of its devices."""
     return Hardware(name="local", kind="local", processes=1, devices_per_process=0)
 
 

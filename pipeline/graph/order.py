@@ -33,7 +33,6 @@ def named(artifact: A, name: str) -> A:
 
 
 def is_display_name(name: Any) -> bool:
-    """Whether a name is fit for a log line, a flag and a path."""
     return (
         isinstance(name, str)
         and 0 < len(name) <= _LABEL_LENGTH

@@ -118,7 +118,6 @@ class Node:
 
 
 def as_node(artifact: Artifact | Node) -> Node:
-    """The node that a step call returned."""
     if isinstance(artifact, Node):
         return artifact
     raise InputError(f"expected the output of a step call, got {artifact!r}")
@@ -170,7 +169,6 @@ class StepSpec(Generic[P, A]):
         return read_signature(self.function)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> A:
-        """A node that stands for the step's artifact; `InputError` for what it cannot take."""
         try:
             bound = self.signature.parameters.bind(*args, **kwargs)
         except TypeError as error:

@@ -165,7 +165,6 @@ class StepContext:
         self._emit(events.Progress(done, total, unit, note))
 
     def warn(self, message: str) -> None:
-        """Show the user a warning, also when the step succeeds."""
         logger.warning(message)
         self._emit(events.Warned(message))
 
@@ -201,7 +200,6 @@ class StepContext:
             self.warn(message)
 
     def other_code(self) -> dict[str, Any]:
-        """Provenance: counts of declared shards that other code wrote, if any."""
         found = {}
         for how, other in (("kept", self._kept), ("continued", self._continued)):
             if shards := sorted(self._declared.keys() & set(other.shards)):
@@ -235,7 +233,6 @@ class StepContext:
         self._declared[name] = shard
 
     def drop(self, name: str) -> None:
-        """Leave a shard out of the output; its record is deleted."""
         self.ledger.drop(name, self.attempt)
         self._declared.pop(name, None)
         self._finished.pop(name, None)

@@ -34,7 +34,6 @@ class Identity:
     config: Any
 
     def to_json(self) -> dict[str, Any]:
-        """The part of it that digests include."""
         config = without_defaults(self.config)
         return {"step": self.step, "version": self.version, "config": config}
 

@@ -74,7 +74,6 @@ def _marks(annotation: Any) -> bool:
 
 @functools.cache
 def identity_fields(cls: type) -> tuple[str, ...]:
-    """Names of a dataclass's fields that belong to its identity, in order of declaration."""
     try:
         hints = typing.get_type_hints(cls, include_extras=True)
     except NameError as error:
@@ -195,7 +194,6 @@ def plain(tree: Any) -> Any:
 
 
 def plain_identity(value: Any) -> Any:
-    """A configuration as JSON values, without fields marked Runtime: for results."""
     return plain(canonical(value))
 
 
@@ -280,7 +278,6 @@ def _register(classes: Classes, name: str, cls: type, path: str) -> None:
 
 
 def _home(cls: type) -> tuple[str, str]:
-    """File and qualified name of a class; the same when the file is executed twice."""
     file = getattr(sys.modules.get(cls.__module__), "__file__", None)
     return os.path.realpath(file) if file else cls.__module__, cls.__qualname__
 
@@ -327,7 +324,6 @@ def _is_config(tree: Mapping[str, Any]) -> bool:
 
 
 def _fields(config: Mapping[str, Any]) -> _Fields:
-    """Every field's value, and whether that is its default."""
     given = {name: (tree, False) for name, tree in config["fields"].items()}
     return {**given, **{name: (tree, True) for name, tree in config["defaults"].items()}}
 

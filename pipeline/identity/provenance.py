@@ -126,7 +126,6 @@ def git(directory: str, *arguments: str) -> str:
 
 
 def _revisions(directories: Iterable[str]) -> dict[str, Revision]:
-    """The revision of each repository, or shipped copy of one, by its root."""
     found: dict[str, Revision] = {}
     for directory in sorted(directories):
         try:
@@ -151,14 +150,12 @@ def _shipped(copy: Path) -> Revision:
 
 
 def _uncommitted(root: str) -> str:
-    """Patch of all changes since the last commit, with untracked Python files."""
     listed = git(root, "ls-files", "--others", "--exclude-standard", "-z", "--", "*.py")
     added = [_added(root, name) for name in sorted(filter(None, listed.split("\0")))]
     return git(root, "diff", "HEAD", "--no-color", "--no-ext-diff", "--binary") + "".join(added)
 
 
 def _added(root: str, name: str) -> str:
-    """A patch that creates the file; empty for a file that is too large or is not text."""
     path = Path(root, name)
     try:
         if path.is_symlink() or path.stat().st_size > _MOST_BYTES:
@@ -177,7 +174,6 @@ def _added(root: str, name: str) -> str:
 
 
 def _packages() -> dict[str, Any]:
-    """Versions of the project's requirements, and one digest of all installed packages."""
     import importlib.metadata  # imported here: it is a fifth of the engine's import time
 
     # Each access of `metadata` reads and parses a file, so it is accessed once per package.

@@ -20,7 +20,6 @@ REMEDY = "set an environment variable instead, such as HF_TOKEN or GOOGLE_APPLIC
 
 
 def is_secret_name(name: str) -> bool:
-    """Whether a flag, a setting, a preset or an environment variable is named like a secret."""
     return bool(_NAMES & set(re.split(r"[-_.]+", name.lower())))
 
 

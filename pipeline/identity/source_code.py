@@ -126,7 +126,6 @@ class _Walk:
         self.files = dict(sorted(found.items()))
 
     def fresh(self) -> bool:
-        """Whether all files that were read and folders that were searched are unchanged."""
         return all(_stamp(path) == then for path, then in self._stamps.items())
 
     def _read(self, path: str) -> SourceFile | None:
@@ -207,7 +206,6 @@ def _home(path: str, module: str) -> str:
 
 @functools.cache
 def _start(function: Callable[..., Any]) -> tuple[str, str] | None:
-    """(path, module) of the file that a step is written in; None for one that is in no file."""
     function = inspect.unwrap(function)
     try:
         path = inspect.getsourcefile(function)
@@ -219,7 +217,6 @@ def _start(function: Callable[..., Any]) -> tuple[str, str] | None:
 def _files_of(
     function: Callable[..., Any], *, imported: bool = False
 ) -> dict[str, tuple[str, SourceFile]]:
-    """Name -> (path, file) of every file of a step's code, sorted; empty if it has no file."""
     start = _start(function)
     if start is None:
         return {}

@@ -45,7 +45,6 @@ class SourceFile:
 
     @functools.cached_property
     def meaning(self) -> str:
-        """Digest of the syntax tree; of the bytes where the file does not parse."""
         tree = self._parse()
         return self.raw if tree is None else digest_of(_describe(tree))
 

@@ -57,7 +57,6 @@ class ChangeLog:
         self._roots: dict[str, list[str]] = {}
 
     def because(self, node: Node, causes: Iterable[str]) -> None:
-        """Record why a step changed, for the steps that use it."""
         self._roots[node.key] = [f"{node.label}: {cause}" for cause in causes]
 
     def explain(self, node: Node) -> tuple[str, list[str]]:

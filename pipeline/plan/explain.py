@@ -10,7 +10,6 @@ from pipeline.store.outputs import Store
 
 
 def explain(planned: list[Planned], entry: Planned, store: Store) -> Iterator[str]:
-    """Lines on what a run would do with the step of `entry`, and why."""
     node = entry.node
     action = "would be built" if entry.needed else "is not needed"
     yield f"{node.label}: {entry.status}; {'is reused' if entry.reused else action}"
@@ -46,7 +45,6 @@ def _inputs(planned: list[Planned], entry: Planned) -> Iterator[str]:
 
 
 def _consequences(planned: list[Planned], entry: Planned) -> Iterator[str]:
-    """A line for each step that depends on one that would run: whether it would run too."""
     if not entry.needed:
         return
     reached = {entry.node.key}

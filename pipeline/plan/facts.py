@@ -50,7 +50,6 @@ def examine(
 
 
 def merge(first: Facts, second: Facts) -> Facts:
-    """The facts of one node combined: lines in order, data of the second, the first refusal."""
     return dataclasses.replace(
         second,
         lines=(*first.lines, *second.lines),

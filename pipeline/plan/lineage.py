@@ -60,7 +60,6 @@ def lineage(paths: list[str]) -> list[Ancestor]:
 
 
 def _read_together(paths: Iterable[str]) -> dict[str, Manifest | None]:
-    """The manifests at these paths; None where there is none that can be read."""
     paths = list(paths)
     return by_item(_readable, paths, next((p for p in paths if not storage.is_local(p)), ""))
 
@@ -73,7 +72,6 @@ def _readable(path: str) -> Manifest | None:
 
 
 def users(prefix: str, directories: list[str], path: str) -> list[str]:
-    """Names of the outputs among `directories` at `prefix` that read the output in `path`."""
     read = _read_together(storage.join(prefix, name) for name in directories)
     return [
         name

@@ -104,7 +104,6 @@ class _How:
 
 
 def _waits(order: list[Node], needed: set[str]) -> dict[str, str]:
-    """End of the reason, by key, for existing outputs that depend on a step that would run."""
     above: dict[str, list[str]] = {}
     for node in order:
         if node.key in needed:
@@ -202,7 +201,6 @@ def _how_far(ledger: Ledger) -> str:
 
 
 def giving_up(path: str, build: Build) -> list[str]:
-    """What `--force` gives up by beginning this build, in a line."""
     if not build.given_up:
         return []
     return [f"--force gives up an unfinished build: {_how_far(Ledger(path, build.given_up))}"]
@@ -251,7 +249,6 @@ def _build_of(node: Node, path: str, seen: GraphState, how: _How) -> Build | Non
 
 
 def last_failure(path: str) -> dict[str, Any] | None:
-    """How the newest attempt at the step in directory `path` failed; None if it did not."""
     attempts = storage.join(path, ATTEMPTS)
     names = storage.list_names(attempts)
     if not names:

@@ -158,7 +158,6 @@ def staleness(node: Node, found: Found, inputs: dict[str, Found], listings: List
 
 
 def rebuilt_input(node: Node, found: Found, inputs: dict[str, Found]) -> str:
-    """Which input has other content than the output `found` was made from; empty for none."""
     for name, child in node.inputs.items():
         # The manifest of an adopted output may lack inputs, which cannot be compared then.
         recorded = found.manifest.inputs.get(name)
@@ -179,7 +178,6 @@ def contents(node: Node, found: dict[str, Found], listings: Listings) -> dict[st
 
 
 def same_output(node: Node, store: Store, held: Mapping[str, str]) -> Found | None:
-    """An output of this step that was made for another key from these contents."""
     found = store.same(node, held)
     return found if found is not None and not foreign(node, found) else None
 
@@ -212,7 +210,6 @@ def is_another(node: Node, there: str) -> str:
 
 
 def needed_keys(targets: Iterable[Node], there: set[str] | dict[str, Found]) -> set[str]:
-    """Keys of the steps to execute: targets that are missing, and their missing inputs, in turn."""
     needed: set[str] = set()
     stack = list(targets)
     while stack:

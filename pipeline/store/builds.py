@@ -180,7 +180,6 @@ def other_code(
 
 
 def named(files: Sequence[str]) -> str:
-    """The first few of these names, in one line."""
     more = f" and {len(files) - _NAMED} more" if len(files) > _NAMED else ""
     return ", ".join(files[:_NAMED]) + more
 

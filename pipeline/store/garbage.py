@@ -122,7 +122,6 @@ def _roots(store: Store) -> list[str]:
 def _left_overs(
     tree: Tree, published: Manifest | None, protected: Protection, before: int | None = None
 ) -> list[str]:
-    """Paths in a protected output that no manifest needs, of attempts before a lease's number."""
     name = tree.root.rpartition("/")[2]
     return unneeded(
         tree,

@@ -149,7 +149,6 @@ class GoogleStorage(Client, GCSFileSystem):
         return (await self._info(path)).get("metadata", {}).get(MARK)
 
     def is_refusal(self, error: Exception) -> bool:
-        """Whether the store, or the search for a login, says that this user may not."""
         code = error.code if isinstance(error, HttpError) else None
         return str(error).startswith("Forbidden") or code in (401, 403) or _no_login(error)
 
@@ -213,7 +212,6 @@ def _location(request: str, options: Mapping[str, Any]) -> str:
 
 
 def _body_name(options: Mapping[str, Any]) -> str:
-    """The object's name in the first part of a multipart upload."""
     body = options.get("data")
     if not isinstance(body, bytes):
         return ""

@@ -73,7 +73,6 @@ def problems(path: str, manifest: Manifest) -> Iterator[str]:
 
 
 def _by_root(home: str, shards: Iterable[Shard]) -> dict[str, dict[str, int]]:
-    """By shard root: sizes of the files below it, by relative path, all from one listing."""
     found: dict[str, dict[str, int]] = {shard.root: {} for shard in shards}
     for name, size in list_together(home, found).items():
         for slash in re.finditer("/", name):

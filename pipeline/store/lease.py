@@ -165,7 +165,6 @@ def _after(root: str, number: int) -> int:
 
 
 def _newest(names: Iterable[str]) -> int:
-    """The highest number of a lease among the names in its directory, 0 if none."""
     numbers = [(int(found[1]), found[1]) for name in names if (found := _NAME.fullmatch(name))]
     # `_base_url` pads to six digits, so a longer number has no leading zero.
     return max((number for number, text in numbers if text == f"{number:06d}"), default=0)

@@ -73,7 +73,6 @@ class Ledger:
         return storage.join(self.root, DIRECTORY, self.build)
 
     def record(self, name: str) -> str:
-        """URL of the record of a shard; `InputError` for a bad name."""
         storage.join(self.root, name)
         if "~" in name:
             raise InputError(f"shard {name!r}: '~' stands for '/' in the ledger; leave it out")

@@ -44,11 +44,9 @@ class Tree:
                 path = above
 
     def names(self, path: str = "") -> list[str]:
-        """Sorted names directly under a path."""
         return sorted(self._inside.get(path, ()))
 
     def under(self, path: str) -> list[str]:
-        """Entries at or below a path; all of them for the empty one."""
         if path in self.entries:
             return [path]
         return [
@@ -128,7 +126,6 @@ def unneeded(
 
 
 def _resumable(shards: Iterable[Shard], kept: set[str], published: str) -> bool:
-    """Whether these are shards of a rebuild that began after the published attempt."""
     shards = list(shards)
     return not any(shard.root in kept for shard in shards) and any(
         age_of(shard.attempt) > age_of(published) for shard in shards

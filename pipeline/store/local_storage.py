@@ -195,7 +195,6 @@ def _read(path: str) -> bytes:
 
 
 def _rename_to_new(source: str, path: str, refused: OSError) -> bool:
-    """Rename a file; False when `path` exists. Raises `refused` where that cannot be done."""
     names = os.fsencode(source), os.fsencode(path)
     if _renameat2 is None:
         raise refused
@@ -301,7 +300,6 @@ def _walk(path: str) -> dict[str, int]:
 
 
 def check_writable(directory: str, name: str) -> None:
-    """Write and delete a file called `name`. Raises `InputError` with the reason if it cannot."""
     try:
         os.makedirs(directory, exist_ok=True)
         path = os.path.join(directory, name)

@@ -115,7 +115,6 @@ class Manifest(Stored, frozen=True, rename={"action": "recipe", "alias": "origin
     needs: tuple[str, ...] | None = None
 
     def shard(self, name: str) -> Shard:
-        """The shard of that name. Raises `KeyError` that names a few of the existing ones."""
         if (found := shard_lists.find(self.shards, name)) is not None:
             return found
         few = [shard.name for shard in itertools.islice(self.shards, _NAMED)]
@@ -124,7 +123,6 @@ class Manifest(Stored, frozen=True, rename={"action": "recipe", "alias": "origin
 
     @property
     def size(self) -> int:
-        """In bytes."""
         if isinstance(self.shards, ShardTable):
             return self.shards.table.bytes
         return sum(shard.bytes for shard in self.shards)
@@ -140,7 +138,6 @@ class Manifest(Stored, frozen=True, rename={"action": "recipe", "alias": "origin
         return self.named_paths() | {shard.root for shard in self.shards}
 
     def home(self, path: str) -> str:
-        """The directory with its shards, when the manifest itself is in directory `path`."""
         return path if self.alias is None else resolve_ref(path, self.alias.directory)
 
     def to_bytes(self) -> bytes:
@@ -157,7 +154,6 @@ def resolve_ref(path: str, directory: str) -> str:
 def describe_inputs(
     root: str, inputs: Mapping[str, tuple[str, Manifest]]
 ) -> dict[str, dict[str, str]]:
-    """`Manifest.inputs` of a manifest in `root`, from name -> (directory URL, manifest)."""
     return {
         name: {"key": found.key, "directory": make_ref(root, path), "digest": found.content}
         for name, (path, found) in inputs.items()
@@ -180,7 +176,6 @@ def keep_sources(path: str, listings: Mapping[str, Listing]) -> dict[str, Summar
 
 
 def source_files(path: str, summary: Summary) -> tuple[ListedFile, ...] | None:
-    """The files of a listing recorded in the step directory `path`; None if it cannot be read."""
     try:
         return files_from_bytes(
             storage.read_bytes(storage.join(path, SOURCES, f"{summary.digest}.json"))

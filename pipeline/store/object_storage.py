@@ -45,7 +45,6 @@ class Client:
         raise NotImplementedError
 
     def is_refusal(self, error: Exception) -> bool:
-        """Whether this user may not."""
         raise NotImplementedError
 
     async def _write_object(self, path: str, data: bytes, mark: str, version: str | None) -> None:

@@ -91,7 +91,6 @@ class Store:
         return None
 
     def _check_files(self, path: str, own: Manifest) -> None:
-        """`manifest.check_files`; a store that did not respond once is not asked again."""
         other = own.home(path).rpartition("/")[0]
         if other in self._unreachable:
             raise CorruptOutput(f"{path}: {self._unreachable[other]}")
@@ -113,7 +112,6 @@ class Store:
         return Found(path, found, shared=True) if found is not None else None
 
     def same(self, node: Wanted, contents: Mapping[str, str]) -> Found | None:
-        """An output of the node's step and configuration made from inputs of these contents."""
         if node.reads_lineage or not contents:
             return None
         action = digests.action(node.identity, contents)
@@ -146,7 +144,6 @@ def is_output_name(name: str) -> bool:
 
 
 def remember(path: str, action: str, key: str) -> None:
-    """Enter the output in directory `path` into its store's index; a later entry replaces it."""
     prefix, _, directory = path.rpartition("/")
     entry = json.dumps({"directory": directory, "key": key}).encode()
     storage.write_atomic(_entry(prefix, action), entry, durable=False)

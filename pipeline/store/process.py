@@ -73,7 +73,6 @@ def start_of(pid: int) -> float | None:
 
 
 def age(*urls: str) -> float | None:
-    """Seconds since the last write of the newest of these objects, by their store's clock."""
     times = [moment for url in urls if (moment := storage.modified(url)) is not None]
     return max(0.0, now(urls[0].rpartition("/")[0]) - max(times)) if times else None
 

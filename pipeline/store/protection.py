@@ -147,7 +147,6 @@ def _opened(
 def _reached(
     store: Store, asked: Iterable[str], published: Mapping[str, Published]
 ) -> frozenset[str]:
-    """The outputs, those that they need to be used, and those whose files they refer to."""
     used: set[str] = set()
     files: set[str] = set()
     left = [name for name in asked if is_output_name(name)]

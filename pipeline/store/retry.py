@@ -190,7 +190,6 @@ class Retry:
         logger.warning(line, self.what, cause, self._attempts, spent)
 
     def sleep(self, seconds: float) -> None:
-        """Wait, and raise `Cancelled` soon after a cancellation."""
         end = time.monotonic() + seconds
         while (left := end - time.monotonic()) > 0:
             self.check()

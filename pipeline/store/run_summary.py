@@ -39,7 +39,6 @@ def run_ids(prefix: str) -> dict[str, bool]:
 
 
 def load(prefix: str, run: str) -> dict[str, Any]:
-    """A run's summary; empty when there is none, or none that can be read as an object."""
     try:
         found = json.loads(storage.read_bytes(summary_url(prefix, run)))
     except (FileNotFoundError, ValueError):
@@ -54,7 +53,6 @@ def encode(record: Any, read: int) -> bytes:
 
 
 def save(prefix: str, run: str, summary: bytes) -> None:
-    """Write a run's summary, by its driver."""
     storage.write_atomic(summary_url(prefix, run), summary, durable=False)
 
 

@@ -79,7 +79,6 @@ class S3Storage(Client, S3FileSystem):
 
 
 def _status(error: BaseException) -> int | None:
-    """HTTP status of the response; None where there was none."""
     cause = error if isinstance(error, ClientError) else error.__cause__
     if not isinstance(cause, ClientError):
         return None
@@ -87,7 +86,6 @@ def _status(error: BaseException) -> int | None:
 
 
 def _translate(error: Exception, url: str) -> None:
-    """Raise `InputError` or `FileExistsError` for known causes; return for any other error."""
     status, reason = _status(error), one_line(error)
     if status in (401, 403) or isinstance(error, NoCredentialsError):
         raise InputError(
@@ -112,6 +110,5 @@ def _translate(error: Exception, url: str) -> None:
 
 
 def _code(error: BaseException) -> str | None:
-    """S3's error code, such as "NoSuchBucket"."""
     cause = error.__cause__
     return cause.response.get("Error", {}).get("Code") if isinstance(cause, ClientError) else None

@@ -273,7 +273,6 @@ def wrong_sizes(home: str, shards: Iterable[Shard]) -> Iterator[tuple[Shard, str
 
 
 def _listed(home: str, shards: Sequence[Shard]) -> dict[str, int]:
-    """Sizes by path below `home` from one listing; empty where a request per file is cheaper."""
     files = (file for shard in shards for file in shard.files)
     if storage.is_local(home) or len([*itertools.islice(files, _LIST_FROM)]) < _LIST_FROM:
         return {}
@@ -281,7 +280,6 @@ def _listed(home: str, shards: Sequence[Shard]) -> dict[str, int]:
 
 
 def file_url(home: str, shard: Shard, file: File) -> str:
-    """URL of a file. Raises `CorruptOutput` for a record that points out of its directory."""
     try:
         return storage.join(home, shard.root, file.path)
     except InputError as error:

@@ -111,7 +111,6 @@ def normalise(url: str) -> str:
 
 
 def _wrong_with(url: str) -> str:
-    """Why `url` cannot name a store; empty when it can."""
     if not url or url != url.strip() or not url.isprintable():
         return "empty, or with spaces around it or control characters in it"
     if "::" in url:
@@ -149,7 +148,6 @@ def join(root: str, *parts: str) -> str:
 
 
 def _at(url: str) -> Any:
-    """The object or directory at `url`, of the class of its store."""
     fs, path = filesystem(url)
     if isinstance(fs, LocalFileSystem):
         return local_storage.Disk(path)
@@ -164,7 +162,6 @@ def exists(url: str) -> bool:
 
 
 def size(url: str) -> int | None:
-    """Size in bytes of the object at `url`; None when there is none."""
     return _at(url).size()
 
 
@@ -174,7 +171,6 @@ def modified(url: str) -> float | None:
 
 
 def read_bytes(url: str) -> bytes:
-    """The object's content. Raises `FileNotFoundError` when it does not exist."""
     return _at(url).read()
 
 
@@ -184,7 +180,6 @@ def read_json(url: str) -> Any:
 
 
 def open_read(url: str) -> IO[bytes]:
-    """Open an object for random-access reading."""
     return _at(url).open_read()
 
 
@@ -262,5 +257,4 @@ def sha256(url: str) -> str:
 
 
 def delete_tree(url: str) -> None:
-    """Delete everything under `url`; does nothing if it does not exist."""
     _at(url).remove()
