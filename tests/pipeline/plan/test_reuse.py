@@ -159,19 +159,6 @@ def test_a_lost_input_built_again_with_other_content_rebuilds_its_users(tmp_path
     assert executed(store, total(source)) == ["total"]
 
 
-def test_damage_is_repaired_when_asked(tmp_path):
-    """A damaged output stops the run, and --force builds it again."""
-    store = str(tmp_path)
-    source = numbers(count=10)
-    found = bring_up(store, source).published[as_node(source).key]
-    shard = found.manifest.shards[0]
-    storage.write_atomic(storage.join(found.path, shard.root, "n.txt"), b"")
-    with pytest.raises(CorruptOutput, match="--force numbers"):
-        bring_up(store, total(source))
-    assert executed(store, total(source), force=("numbers",)) == ["numbers", "total"]
-    assert result(store, total(source))["total"] == 45
-
-
 def test_only_until_and_keep_going(tmp_path):
     """Parts of a graph; a failure stops what needs it and, when asked, nothing else."""
     store = str(tmp_path)
@@ -244,25 +231,6 @@ def test_verify_names_the_bytes_that_are_wrong(tmp_path):
     lines = list(integrity._file_problems(url, measured))
     assert f"{3 * 2**20 + 1} bytes, expected" in lines[0]
     assert any(f"bytes {2 * 2**20}-{3 * 2**20} " in line for line in lines)
-
-
-def test_gc_keeps_what_is_reached_and_nothing_else(tmp_path):
-    """Two graphs, one named: the other's own steps go, shared ones and origins stay."""
-    store = str(tmp_path)
-    bring_up(store, _chain(100))
-    bring_up(store, _chain(200))
-    bring_up(store, _chain(5))
-    keep = topological([as_node(_chain(200))])
-    before = _tree(store)
-    garbage = find_garbage(Store(store), keep).garbage
-    assert _tree(store) == before, "looking deletes nothing"
-    gone = {as_node(n).directory for n in (clamp(numbers(count=10), limit=5), _chain(5))}
-    assert gone <= {g.url.rpartition("/")[2] for g in garbage}
-    assert as_node(_chain(100)).directory not in {g.url.rpartition("/")[2] for g in garbage}
-    delete(Store(store), garbage)
-    assert executed(store, _chain(200)) == []
-    assert check_invariants(store) > 0
-    assert find_garbage(Store(store), keep).garbage == []
 
 
 def test_adoption_is_recorded_and_goes_down_the_graph(tmp_path):
