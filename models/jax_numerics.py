@@ -2,6 +2,8 @@
 
 A key names one model. JAX reads its settings from variables such as `JAX_DEFAULT_PRNG_IMPL`, which
 no key has, so everything that initializes, trains, scores or generates runs in `fixed_numerics`.
+There programs hold no source lines either: a kernel for TPUs would have others in each process, and
+JAX's compilation cache would not know it again.
 """
 
 from __future__ import annotations
@@ -22,8 +24,9 @@ FIXED: dict[str, Any] = {
     "jax_enable_x64": False,
     "jax_default_matmul_precision": None,
     "jax_softmax_custom_jvp": False,
+    "jax_traceback_in_locations_limit": 0,
 }
-"""Setting -> value: JAX's defaults. Those that only check or log are left alone."""
+"""JAX's defaults but for the last; settings that only check or log are left alone."""
 
 _lock = threading.Lock()
 _inside = 0

@@ -5,7 +5,6 @@ Importing this file is cheap: methods import what they need (numpy, tokenizers, 
 
 from __future__ import annotations
 
-import json
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
     from data.batches.dataset import DatasetSpec, Source
     from data.cache.token_shard import TokenShard
     from data.tokenizer.text_tokenizer import TextTokenizer
+    from training.metrics.attempts import Attempt
 
 TRAIN, VALIDATION, TEST = "train", "validation", "test"
 _VOCABULARY = "vocabulary"  # the one shard of a token cache that belongs to no split
@@ -266,7 +266,6 @@ class Checkpoint(Artifact):
 
     @property
     def model(self) -> TransformerConfig:
-        """Shape of the model."""
         return TransformerConfig.from_plain(self.result["model"])
 
     @property
@@ -288,7 +287,6 @@ class Checkpoint(Artifact):
 
     @property
     def final(self) -> str:
-        """URL of the last checkpoint's directory."""
         return self.shard(self.result["checkpoint"])
 
     @property
@@ -300,11 +298,7 @@ class Checkpoint(Artifact):
         return dict(sorted(kept.items()))
 
     def at(self, step: int | None) -> str:
-        """URL of the checkpoint of `step`, or of the last one for None.
-
-        Raises:
-            InputError: no checkpoint of that step was kept.
-        """
+        """URL of the checkpoint of `step`, or of the last one; `InputError` if it was not kept."""
         if step is None:
             return self.final
         kept = self.steps
@@ -317,11 +311,7 @@ class Checkpoint(Artifact):
         return self.tables()[name]
 
     def tables(self) -> dict[str, list[dict[str, Any]]]:
-        """The rows of the whole run by table, from its `metrics.jsonl`.
-
-        Raises:
-            InputError: the model was imported, so there is no record of its training.
-        """
+        """The rows of the run by table, from its `metrics.jsonl`; `InputError` of an import."""
         if self.imported:
             raise InputError(f"{self.path}: it was imported and has no record of its training")
         from training.metrics.history import read_log, tables
@@ -329,10 +319,15 @@ class Checkpoint(Artifact):
         return tables(read_log(self.shard("record")))
 
     @property
-    def journals(self) -> list[dict[str, Any]]:
-        """Accounts of the attempts as plain mappings, see `training.metrics.journal`."""
-        data = storage.read_bytes(storage.join(self.shard("record"), "journals.jsonl"))
-        return [json.loads(line) for line in data.decode().splitlines()]
+    def attempts(self) -> list[Attempt]:
+        """The attempts at the run with their times; none of a run of an older version."""
+        import msgspec
+
+        from training.metrics.attempts import Attempt
+        from training.metrics.history import read_log
+
+        rows = read_log(self.shard("record"), kinds=["attempt"])
+        return [msgspec.convert(row, Attempt) for row in rows]
 
 
 class HuggingFaceModel(Artifact):

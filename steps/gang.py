@@ -1,13 +1,10 @@
-"""Conversion of the engine's description of a gang process to the trainer's."""
+"""The processes of a gang: how they join each other, and the variables of JAX that they inherit."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from contextlib import AbstractContextManager
 
 from pipeline import GangProcess
-
-if TYPE_CHECKING:
-    from training.sharding.distributed import Coordinator
 
 FLAGS = (
     *("XLA_FLAGS", "LIBTPU_INIT_ARGS", "JAX_PLATFORMS", "NVIDIA_TF32_OVERRIDE"),
@@ -27,10 +24,8 @@ TRACKING = (
 """Those of the trackers, see `training.metrics.trackers.backends`."""
 
 
-def coordinator_of(process: GangProcess) -> Coordinator | None:
-    """The `jax.distributed` coordinator of the gang; None for a gang of one process."""
-    from training.sharding.distributed import Coordinator
+def joined(process: GangProcess) -> AbstractContextManager[None]:
+    """A context in which the process has joined its gang and opened its devices."""
+    from training.sharding import distributed
 
-    if process.coordinator is None:
-        return None
-    return Coordinator(process.coordinator, process.count, process.index)
+    return distributed.joined(process.coordinator, process.count, process.index)

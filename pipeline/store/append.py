@@ -209,6 +209,14 @@ class Tail:
                 return
 
 
+def objects(url: str) -> list[tuple[str, int]]:
+    """URL and size of the files that a growing file consists of, in order; none if it is absent."""
+    if not storage.is_local(url) and (parts := _parts(url)):
+        return [(storage.join(url, name), size) for name, size in parts]
+    size = storage.size(url)
+    return [] if size is None else [(url, size)]
+
+
 def _parts(url: str) -> list[tuple[str, int]]:
     """Names and sizes of the objects that a file consists of, in order."""
     found = []

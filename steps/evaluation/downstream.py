@@ -24,7 +24,7 @@ from pipeline.events import Emit
 from pipeline.store import storage
 from steps.artifacts import Checkpoint, Scores, Tokenizer
 from steps.checkpoints.find import read_tokenizer
-from steps.gang import FLAGS, HUB, coordinator_of
+from steps.gang import FLAGS, HUB, joined
 from training.config import TrainConfig
 
 if TYPE_CHECKING:
@@ -139,19 +139,14 @@ def answer_process(work: Work, *, process: GangProcess, emit: Emit) -> dict[str,
     """One process of the gang of `multiple_choice`; returns the metrics."""
     from models.jax_numerics import fixed_numerics
     from training.evaluate.multiple_choice import accuracy, answer
-    from training.sharding import distributed
 
     del emit
-    coordinator = coordinator_of(process)
-    distributed.initialize(coordinator)
-    tokenizer = read_tokenizer(work.tokenizer, work.model)
-    questions = read_questions(work.settings["questions"], tokenizer, work.settings["delimiter"])
-    with fixed_numerics():
+    with joined(process), fixed_numerics():
+        tokenizer = read_tokenizer(work.tokenizer, work.model)
+        delimiter = work.settings["delimiter"]
+        questions = read_questions(work.settings["questions"], tokenizer, delimiter)
         likelihood, model = _loaded(work, tokenizer)
-        row = accuracy(questions, answer(likelihood, model, questions))
-    if coordinator is not None:
-        distributed.shutdown()
-    return row
+        return accuracy(questions, answer(likelihood, model, questions))
 
 
 def harness_process(work: Work, *, process: GangProcess, emit: Emit) -> dict[str, Any]:

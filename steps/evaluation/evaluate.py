@@ -11,7 +11,7 @@ from pipeline.events import Emit
 from steps.artifacts import Checkpoint, Scores, TokenCache, Tokenizer
 from steps.declared import check_splits
 from steps.evaluation.score_job import NOTHING_ELSE, Also, check_questions, score_job
-from steps.gang import FLAGS, coordinator_of
+from steps.gang import FLAGS, joined
 
 _FIGURES = ("loss", "bits_per_byte", "tokens", "bytes")
 
@@ -79,14 +79,8 @@ def score_process(
     from contextlib import closing
 
     from training.evaluate.checkpoint_scorer import Scorer
-    from training.sharding import distributed
 
     del emit
     job, checkpoint = work
-    coordinator = coordinator_of(process)
-    distributed.initialize(coordinator)
-    with closing(Scorer(job)) as scorer:
-        scored = scorer.score(scorer.load(checkpoint))
-    if coordinator is not None:
-        distributed.shutdown()
-    return dataclasses.asdict(scored)
+    with joined(process), closing(Scorer(job)) as scorer:
+        return dataclasses.asdict(scorer.score(scorer.load(checkpoint)))

@@ -41,7 +41,7 @@ from pipeline.store.parallel import concurrently
 from steps.artifacts import Checkpoint, Scores, TokenCache, Tokenizer
 from steps.checkpoints.find import ABOUT, about_of
 from steps.evaluation.score_job import NOTHING_ELSE, Also, check_questions, score_job
-from steps.gang import FLAGS, coordinator_of
+from steps.gang import FLAGS, joined
 from training.checkpoint.retention import due
 from training.config import TrainConfig
 
@@ -155,15 +155,10 @@ def follow_process(work: Assignment, *, process: GangProcess, emit: Emit) -> dic
     """One process of the gang; process 0 looks for checkpoints and records their scores."""
     from training.evaluate.checkpoint_scorer import Scorer
     from training.evaluate.follow_checkpoints import follow as follow_loop
-    from training.sharding import distributed
 
-    coordinator = coordinator_of(process)
-    distributed.initialize(coordinator)
     desk = _Desk(work, emit)
-    with closing(Scorer(work.job)) as scorer:
+    with joined(process), closing(Scorer(work.job)) as scorer:
         ended = follow_loop(scorer, desk.find, desk.keep, desk.skip)
-    if coordinator is not None:
-        distributed.shutdown()
     return {"ended": ended, "skipped": [{"step": s, "cause": c} for s, c in desk.skipped.items()]}
 
 

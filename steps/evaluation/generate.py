@@ -14,7 +14,7 @@ from pipeline.events import Emit, Progress, Warned
 from steps.artifacts import Checkpoint, Completions, Tokenizer
 from steps.checkpoints.find import open_model, read_tokenizer
 from steps.declared import nearest_setting
-from steps.gang import FLAGS, coordinator_of
+from steps.gang import FLAGS, joined
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,14 +113,8 @@ def write_process(request: Request, *, process: GangProcess, emit: Emit) -> list
     JAX, because the chips of a slice open together, and a process that only waited for process 0
     would run into the timeout of the group.
     """
-    from training.sharding import distributed
-
-    coordinator = coordinator_of(process)
-    distributed.initialize(coordinator)
-    written = _write(request, emit if process.index == 0 else lambda _: None)
-    if coordinator is not None:
-        distributed.shutdown()
-    return written
+    with joined(process):
+        return _write(request, emit if process.index == 0 else lambda _: None)
 
 
 def _write(request: Request, emit: Emit) -> list[str]:

@@ -147,7 +147,7 @@ def training_charts(record: RunRecord, account: Account | None) -> list[tuple[st
 
 
 def time_charts(account: Account | None) -> list[tuple[str, str]]:
-    """(caption, SVG) of the run's wall time; empty without a journal."""
+    """(caption, SVG) of the run's wall time; empty without its times."""
     from steps.pages.charts import waterfall_chart
 
     if account is None or not account.total:
@@ -182,14 +182,14 @@ def attempts_table(account: Account | None) -> list[list[str]]:
 
 def startup_table(account: Account | None) -> list[list[str]]:
     """A row per attempt that restored or initialized its state: seconds to first step, by part."""
-    from training.metrics.startup import PARTS
+    from training.metrics.stopwatch import STARTUP
 
-    rows: list[list[str]] = [["attempt", "step's program", *PARTS, "start to first step"]]
+    rows: list[list[str]] = [["attempt", "step's program", *STARTUP, "start to first step"]]
     for span in account.spans if account else ():
         attempt = span.attempt
         if not attempt.startup or attempt.first_step is None:
             continue
-        parts = [attempt.startup.get(part) for part in PARTS]
+        parts = [attempt.startup.get(part) for part in STARTUP]
         rows.append(
             [
                 attempt.attempt,

@@ -7,10 +7,11 @@ empty.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from pipeline import InputError
 from pipeline.errors import CorruptOutput
@@ -24,8 +25,8 @@ from steps.checkpoints.find import ABOUT, is_run
 
 if TYPE_CHECKING:
     from steps.artifacts import Checkpoint
+    from training.metrics.attempts import Attempt
     from training.metrics.goodput import Account
-    from training.metrics.journal import Attempt
 
 Row = dict[str, Any]
 VALIDATION = "validation"
@@ -43,7 +44,7 @@ class RunRecord:
         history: a row per step, see `training.metrics.recorder`.
         evaluations: rows with step, loss and other metrics, and the `split` that was scored.
         samples: rows with step, prompt and completion.
-        journals: accounts of the attempts as plain mappings.
+        attempts: the attempts with their times.
         config: its settings, nested. The settings of a run that it continues are not included;
             "continues" names that run.
         entropy: unigram entropy of the training tokens in nats, None if unknown.
@@ -54,7 +55,7 @@ class RunRecord:
     history: list[Row]
     evaluations: list[Row]
     samples: list[Row]
-    journals: list[Row]
+    attempts: list[Attempt]
     config: Mapping[str, Any]
     entropy: float | None = None
     partial: bool = False
@@ -69,13 +70,10 @@ class RunRecord:
         return [row for row in self.evaluations if split_of(row) == name]
 
     def account(self) -> Account | None:
-        """The account of its wall time; None without a journal."""
+        """The account of its wall time; None without times."""
         from training.metrics.goodput import account
-        from training.metrics.journal import Attempt
 
-        if not self.journals:
-            return None
-        return account([Attempt.from_json(json.dumps(each).encode()) for each in self.journals])
+        return account(self.attempts) if self.attempts else None
 
 
 def split_of(row: Mapping[str, Any]) -> str:
@@ -97,7 +95,7 @@ def of_checkpoint(checkpoint: Checkpoint, name: str, ancestors: Iterable[Ancesto
         history=tables["history"],
         evaluations=tables["evaluations"],
         samples=tables["samples"],
-        journals=checkpoint.journals,
+        attempts=checkpoint.attempts,
         config=_configuration(ancestors, checkpoint),
         entropy=checkpoint.result.get("unigram_entropy"),
     )
@@ -192,7 +190,7 @@ def _settings(given: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(fields, Mapping):
             try:
                 found[part] = plain(canonical(rebuild(fields)))
-            except (InputError, KeyError, TypeError):
+            except (InputError, KeyError, TypeError, msgspec.ValidationError):
                 found[part] = dict(fields)  # written by a version with other fields
     return found
 
@@ -202,63 +200,55 @@ def of_directory(url: str, name: str) -> RunRecord:
 
     Args:
         url: directory of its step; of one attempt, for the run up to the end of that attempt; or of
-            a `metrics.jsonl`, with the journals in the subdirectory `journal`.
+            a `metrics.jsonl`.
         name: label in legends.
 
     Raises:
         InputError: the directory has no `metrics.jsonl`, or only an empty one.
     """
-    from training.metrics.journal import read_journals
+    from training.metrics.attempts import fold
 
     root, inside, attempt = url.rpartition(f"/{ATTEMPTS}/")
-    generation, journals = _attempts(root, attempt) if inside else _attempts(url)
-    if journals:
-        step = root if inside else url
-        attempts = [_entries(storage.join(step, ATTEMPTS, a.attempt, KEEP)) for a in journals]
-        above = _lineage(Ledger(step, generation))
-    else:
-        journals = read_journals(storage.join(url, "journal"))
-        attempts, above = [_entries(url)], {}
-    if not any(attempts):
+    step = root if inside else url
+    directories, build = _attempts(step, attempt if inside else "")
+    above = _lineage(Ledger(step, build)) if build else {}
+    logs = [entries for each in directories or [url] if (entries := _entries(each))]
+    if not logs:
         raise InputError(
             f"{url}: expected the directory of a run, with a {_METRICS} that is not empty, or of a "
             "`train` step, whose run writes one when it begins"
         )
-    configs = [each for entries in attempts for each in entries if each["kind"] == "config"]
+    configs = [each for entries in logs for each in entries if each["kind"] == "config"]
     return RunRecord(
         name=name,
-        history=_joined(attempts, "step"),
-        evaluations=_joined(attempts, "evaluation"),
-        samples=_joined(attempts, "sample"),
-        journals=[json.loads(each.to_json()) for each in journals],
+        history=_joined(logs, "step"),
+        evaluations=_joined(logs, "evaluation"),
+        samples=_joined(logs, "sample"),
+        attempts=list(filter(None, map(fold, logs))),
         config={**above, **_settings(configs[-1])} if configs else above,
         partial=True,
     )
 
 
-def _attempts(step: str, last: str = "") -> tuple[str, list[Attempt]]:
-    """Generation and journals of the newest run in a step's directory, by attempt.
+def _attempts(step: str, last: str) -> tuple[list[str], str]:
+    """Directories of the metrics logs of the newest run in a step's directory, and its build.
 
-    Args:
-        step: URL of the directory.
-        last: name of an attempt, to select its run and the attempts up to it. The result is empty
-            if it has no journal.
+    `last`: name of an attempt, to select its run and the attempts up to it.
     """
-    from training.metrics.journal import read_journals
+    from training.metrics.history import read_log
 
-    runs = []
-    for generation in storage.list_names(storage.join(step, "journal")):
-        journals = read_journals(storage.join(step, "journal", generation))
-        # Sorted by number, because the clocks of machines differ.
-        journals.sort(key=lambda each: each.attempt)
-        names = [each.attempt for each in journals]
-        if last in names:
-            return generation, journals[: names.index(last) + 1]
-        runs.append((names[-1:], generation, journals))
-    if last or not runs:
-        return "", []
-    _, generation, journals = max(runs, key=lambda each: each[:2])
-    return generation, journals
+    # Sorted by number, because the clocks of machines differ.
+    above = storage.join(step, ATTEMPTS)
+    found = {}
+    for name in storage.list_names(above):
+        directory = storage.join(above, name, KEEP)
+        config = next(read_log(directory), None)
+        if config is not None and (not last or name <= last):
+            found[directory] = config.get("build", "")
+    if not found or (last and storage.join(above, last, KEEP) not in found):
+        return [], ""
+    build = next(reversed(found.values()))
+    return [directory for directory, own in found.items() if own == build], build
 
 
 def _lineage(ledger: Ledger) -> dict[str, Any]:

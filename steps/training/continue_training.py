@@ -25,8 +25,9 @@ from steps.training.plan.continued import (
     steps_of_checkpoint,
 )
 from steps.training.plan.facts import training_facts
-from steps.training.train import TrainRequest, advise, run_training
+from steps.training.train import advise, run_training
 from training.config import OptimizerConfig, TrainConfig
+from training.config.job import Start
 
 
 def _check(arguments: Mapping[str, Any], take: str) -> None:
@@ -123,17 +124,18 @@ def extend(
     else:
         done, first = checkpoint.train.steps, checkpoint.first_steps
         optimizer = optimizer.continued(at or done, train.steps, first)
-    request = TrainRequest(
-        sequences=sequences,
-        optimizer=optimizer,
-        train=train,
+    return run_training(
+        run,
+        sequences,
+        model or checkpoint.model,
+        optimizer,
+        train,
         splits=splits,
         prompts=sample_prompts,
         hardware=hardware,
+        start=_start(checkpoint, model, take, at),
         first_steps=first,
-        **_begin(checkpoint, model, take, at),
     )
-    return run_training(run, request)
 
 
 def _check_warm_start(arguments: Mapping[str, Any]) -> None:
@@ -188,16 +190,17 @@ def warm_start(
             f'warm_start: {checkpoint.path} was imported and has no moments; take="model"'
         )
     _check_tokenizer("warm_start", checkpoint, sequences)
-    request = TrainRequest(
-        sequences=sequences,
-        optimizer=optimizer,
-        train=resolved(train, sequences),
+    return run_training(
+        run,
+        sequences,
+        model or checkpoint.model,
+        optimizer,
+        resolved(train, sequences),
         splits=splits,
         prompts=sample_prompts,
         hardware=hardware,
-        **_begin(checkpoint, model, take, at),
+        start=_start(checkpoint, model, take, at),
     )
-    return run_training(run, request)
 
 
 def _check_tokenizer(step: str, checkpoint: Checkpoint, sequences: Sequences) -> None:
@@ -230,14 +233,10 @@ def _same_ids(sequences: Sequences, checkpoint: Checkpoint) -> bool:
     return checkpoint.tokenizer().load().gives_ids_of(sequences.cache.tokenizer().load())
 
 
-def _begin(
+def _start(
     checkpoint: Checkpoint, model: TransformerConfig | None, take: str, at: int | None
-) -> dict[str, Any]:
-    """The fields `model` and `start` of a `TrainRequest`."""
-    from training.config.job import Start
-
+) -> Start:
     if model is not None:
         check_same_parameters(checkpoint.model, model)
     done = at or max(checkpoint.steps, default=0) if take == "everything" else 0
-    start = Start(checkpoint=checkpoint.at(at), take=take, step=done)
-    return {"model": model or checkpoint.model, "start": start}
+    return Start(checkpoint=checkpoint.at(at), take=take, step=done)

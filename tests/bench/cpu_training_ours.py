@@ -34,18 +34,19 @@ def prepare(work: Path, vocab: int, tokens: int) -> None:
 def run(options: Options) -> None:
     """Train and print one line."""
     began = time.perf_counter()
-    from training.trainer.run_context import RunContext
+    from training.config.job import Listener
     from training.trainer.trainer import train
 
     clock = Clock(options, imported=time.perf_counter() - began)
 
-    def on_progress(step: int, steps: int, row: dict[str, float]) -> None:
-        clock.step(row["loss"])
-        if step == steps:
-            haliax = "haliax" if sys.version_info < (3, 12) else "marin-haliax"
-            emit(clock.record("ponente", "jax", haliax))
+    class Timed(Listener):
+        def progress(self, step: int, steps: int, row: dict[str, float]) -> None:
+            clock.step(row["loss"])
+            if step == steps:
+                haliax = "haliax" if sys.version_info < (3, 12) else "marin-haliax"
+                emit(clock.record("ponente", "jax", haliax))
 
-    result = train(_job(options), RunContext(on_progress=on_progress))
+    result = train(_job(options), Timed())
     assert result.compilations == 1
 
 

@@ -22,7 +22,7 @@ from contextlib import ExitStack
 from typing import Any
 
 VOCAB, LENGTH = 512, 256
-PARTS = ("metrics", "feed", "journal", "trackers", "profiler", "loader")
+PARTS = ("metrics", "feed", "trackers", "profiler", "loader")
 
 
 @dataclasses.dataclass
@@ -41,15 +41,13 @@ class Host:
         from training.metrics.recorder import Recorder
         from training.metrics.throughput import PeakMemory, Throughput
         from training.trainer.data_wait import TimedBatches
-        from training.trainer.run_context import RunContext
+        from training.trainer.run_context import run_context
 
         job = tiny.make_job(
             self.root,
             run_directory=tempfile.mkdtemp(dir=self.root),
-            journal_directory=f"{self.root}/journal" if "journal" in self.parts else "",
         )
-        self.observer = RunContext()
-        self.stack.enter_context(self.observer.open(job))
+        self.observer = self.stack.enter_context(run_context(job))
         self.watch = self.observer.watch
         if "trackers" not in self.parts and self.observer.log is not None:
             self.observer.log.close(10.0)
@@ -97,7 +95,7 @@ class Host:
             if self.before is not None:
                 float(self.before["loss"])
             self.before = metrics
-            if {"journal", "trackers"} & set(self.parts):
+            if "trackers" in self.parts:
                 self.observer.row({"step": step, "loss": 1.0})
 
 

@@ -1,12 +1,12 @@
-"""Seconds from the start of a gang to its first step, resumed with and without the kept program.
+"""Seconds from the start of a gang to its first step, resumed with and without kept programs.
 
     python -m tests.bench.restart [--repeats 3] [--processes 1 2]
 
 A tiny run is killed after it took checkpoints. Then it is resumed from the same checkpoint again
-and again, compiling its step and loading the one that the first attempt kept in turn, with XLA's
+and again, compiling its programs and loading those that the first attempt kept in turn, with XLA's
 own options: in one process, and in two processes of one device each that split the state. Prints a
 JSON line for each restart (`seconds`: from the start of the processes to the first step's line, on
-this process's clock; `parts`: as the journal of process 0 has them), and the medians.
+this process's clock; `parts`: as the rows of process 0 have them), and the medians.
 """
 
 from __future__ import annotations
@@ -27,9 +27,15 @@ import jaxlib
 
 from tests.faults.trainers import Trainers
 from tests.training import tiny
+from training.metrics.attempts import read_attempts
 
 STEPS = 8
-XLA_OPTIONS = {"XLA_FLAGS": ""}  # not the suite's, with which compiling is cheap
+# Not the suite's options, with which compiling is cheap, nor its cache; and every program is kept.
+XLA_OPTIONS = {
+    "XLA_FLAGS": "",
+    "JAX_COMPILATION_CACHE_DIR": "",
+    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+}
 WARMTH = {False: "compiled", True: "kept"}
 
 
@@ -50,7 +56,6 @@ def interrupted(folder: Path, run: Path, processes: int) -> None:
     """The run that is resumed: killed after step 4, so that it has a checkpoint."""
     gang = {"processes": processes, "environment": XLA_OPTIONS}
     with Trainers(folder, run, *arguments(processes, 1.0), **gang) as trainers:
-        trainers.wait_for(lambda line: line == "program kept")
         while not list((run / "records").glob("00000004.*")):
             trainers.wait_for_step(1)
         for index in range(processes):
@@ -65,8 +70,7 @@ def restart(
     for record in (base / "records").glob("0000000[24].*.json"):
         shutil.copy(record, run / "records")
     if kept:
-        (run / "programs").mkdir()
-        shutil.copy(base / "programs" / "newest.json", run / "programs")
+        shutil.copytree(base / "shared", run / "shared")
     began = time.monotonic()
     gang = {"processes": processes, "environment": XLA_OPTIONS}
     with Trainers(folder, run, *arguments(processes, 0.0), **gang) as trainers:
@@ -74,11 +78,10 @@ def restart(
         seconds = time.monotonic() - began
         assert set(trainers.ends()) == {0}, trainers.tail()
         compilations = [trainers.report(index)["compilations"] for index in range(processes)]
-    assert compilations == [int(not kept)] * processes, compilations
-    (journal,) = (run / "journal").iterdir()
-    found = json.loads(journal.read_text())
-    assert (found["first_step"], found["loaded"]) == (4, kept), found
-    return seconds, found["startup"]
+    assert compilations[0] == int(not kept), compilations
+    (found,) = read_attempts(str(path) for path in (run / "attempts").iterdir())
+    assert (found.first_step, found.loaded) == (4, kept), found
+    return seconds, found.startup
 
 
 def measure(folder: Path, base: Path, processes: int, repeats: int) -> None:

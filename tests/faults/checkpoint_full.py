@@ -24,6 +24,7 @@ from pipeline.store.ledger import Ledger
 from pipeline.store.shards import File
 from tests.faults.cache_full import _leave, _no_file_beyond, small_disk
 from tests.faults.registry import Fault, pick, trials
+from tests.training.tiny import Heard
 from training.checkpoint.checkpointer import Checkpointer
 from training.checkpoint.index import measured, read_index
 from training.checkpoint.restore import newest_sound
@@ -49,9 +50,11 @@ class Run:
         directory = storage.join(str(root), "attempts", attempt, "checkpoints")
         self.checkpointer = Checkpointer(
             directory,
+            Heard(
+                commit=self._record,
+                drop=lambda _, path: self.ledger.drop(_name(path), attempt),
+            ),
             attempt=attempt,
-            on_commit=self._record,
-            on_drop=lambda _, path: self.ledger.drop(_name(path), attempt),
             existing=self.recorded(),
         )
 

@@ -52,32 +52,27 @@ def main() -> None:
     run, began = Path(asked.run), time.time()
     (run / "records").mkdir(parents=True, exist_ok=True)
     from tests.training import tiny
-    from training.config.job import KeptProgram
-    from training.sharding import distributed
-    from training.trainer.run_context import RunContext
+    from training.metrics.stopwatch import Stopwatch
+    from training.sharding.distributed import joined
     from training.trainer.trainer import train
 
     attempt = os.environ.get("ATTEMPT") or uuid.uuid4().hex[:8]
     before = {"starting": began - process_started(), "importing": time.time() - began}
 
-    def on_commit(step: int, path: str) -> None:
+    def commit(step: int, path: str) -> None:
         name = run / "records" / f"{Path(path).name}.json"
         part = name.with_suffix(".part")
         part.write_text(json.dumps({"step": step, "path": path}))
         os.replace(part, name)
 
-    def on_drop(step: int, path: str) -> None:
+    def drop(step: int, path: str) -> None:
         (run / "records" / f"{Path(path).name}.json").unlink()
 
-    def on_program(kept: KeptProgram) -> None:
-        (run / "programs" / "newest.json").write_text(json.dumps(dataclasses.asdict(kept)))
-        print("program kept", flush=True)  # noqa: T201
-
-    def on_progress(step: int, steps: int, row: dict[str, float]) -> None:
+    def progress(step: int, steps: int, row: dict[str, float]) -> None:
         print(f"step {step}", flush=True)  # noqa: T201 - what the parent reads
         time.sleep(asked.pause)
 
-    def on_event(kind: str, fields: dict[str, Any]) -> None:
+    def event(kind: str, **fields: Any) -> None:
         print(f"event {kind} {json.dumps(fields)}", flush=True)  # noqa: T201
 
     config = dataclasses.replace(
@@ -97,29 +92,18 @@ def main() -> None:
         attempt=attempt,
         resume_from=recorded(run),
         run_directory=str(run / "attempts" / attempt),
-        journal_directory=str(run / "journal"),
-        programs=tuple(
-            KeptProgram(**json.loads(path.read_text())) for path in run.glob("programs/*.json")
-        ),
-        program_directory=str(run / "programs" / attempt),
+        shared_directory=str(run / "shared"),
     )
-    where = distributed.Coordinator(f"127.0.0.1:{asked.port}", asked.processes, asked.index)
     if asked.stuck_at:
         _get_stuck(asked.stuck_at)
     if asked.slow:
         _be_slow(asked.slow)
-    result = train(
-        job,
-        RunContext(
-            coordinator=where if asked.processes > 1 else None,
-            on_commit=on_commit,
-            on_drop=on_drop,
-            on_progress=on_progress,
-            on_event=on_event,
-            on_program=on_program,
-            before=before,
-        ),
-    )
+    watch = Stopwatch(before=before)
+    address = f"127.0.0.1:{asked.port}" if asked.processes > 1 else None
+    listener = tiny.Heard(commit=commit, drop=drop, progress=progress, event=event)
+    with joined(address, asked.processes, asked.index):
+        watch.ended("joining")
+        result = train(job, listener, watch)
     report = {
         "steps": result.steps,
         "preempted": result.preempted,

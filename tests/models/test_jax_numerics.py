@@ -17,6 +17,7 @@ OTHER = {
     "jax_enable_x64": True,
     "jax_default_matmul_precision": "bfloat16",
     "jax_softmax_custom_jvp": True,
+    "jax_traceback_in_locations_limit": 7,
 }
 
 
@@ -53,3 +54,30 @@ def test_the_callers_settings_come_back(settings):
         assert {name: getattr(jax.config, name) for name in FIXED} == FIXED
     assert {name: getattr(jax.config, name) for name in OTHER} == OTHER
     assert OTHER.keys() == FIXED.keys()
+
+
+KERNEL = """
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+
+def kernel(x, out):
+    out[...] = x[...] * 2
+
+SHAPE = jax.ShapeDtypeStruct((8, 128), jnp.float32)
+call = jax.jit(lambda x: pl.pallas_call(kernel, out_shape=SHAPE)(x))
+text = call.trace(SHAPE).lower(lowering_platforms=("tpu",)).as_text()
+"""
+
+
+def test_a_kernel_for_tpus_is_the_same_program_on_another_line():
+    """JAX's compilation cache, which hashes it, then knows it again."""
+
+    def text(name, lines):
+        found = {}
+        exec(compile("\n" * lines + KERNEL, name, "exec"), found)
+        return found["text"]
+
+    assert text("a.py", 0) != text("b.py", 3), "the setting has a use"
+    with fixed_numerics():
+        assert text("a.py", 0) == text("b.py", 3)

@@ -13,7 +13,7 @@ from pipeline.store.manifest import Manifest, load
 from steps.artifacts import Checkpoint, TokenCache
 from tests.pipeline.helpers import check_invariants
 from tests.steps.mini import MINI, run
-from training.metrics.journal import Attempt, in_order
+from training.metrics.attempts import Attempt, in_order
 
 pytestmark = pytest.mark.slow  # the first of them runs the whole job
 
@@ -96,8 +96,8 @@ def test_the_loss_falls_and_every_step_has_a_row(store):
 def test_the_name_of_an_attempt_tells_which_came_first(store):
     """The account of a step's training is of its lease, 1; one of lease 0 would come before it."""
     path, manifest = published(store)["train"]
-    (journal,) = Checkpoint(path, manifest).journals
-    this = Attempt(attempt=journal["attempt"], began=1.0, buckets={})
+    (found,) = Checkpoint(path, manifest).attempts
+    this = Attempt(attempt=found.attempt, began=1.0, buckets={})
     before = Attempt(attempt="000000-ffffffff", began=2.0, buckets={})
     assert in_order([this, before]) == [before, this]
 

@@ -8,12 +8,15 @@ import pytest
 @pytest.fixture
 def new_checkpointer(tmp_path):
     """Makes checkpointers of the test's directory, closed at its end."""
+    from tests.training.tiny import Heard
     from training.checkpoint.checkpointer import Checkpointer
 
     made = []
 
     def make(**options):
-        made.append(Checkpointer(str(tmp_path), **{"attempt": "a", **options}))
+        methods = {name: options.pop(name) for name in {*options} & {"commit", "drop", "event"}}
+        options = {"attempt": "a", **options}
+        made.append(Checkpointer(str(tmp_path), Heard(**methods), **options))
         return made[-1]
 
     yield make

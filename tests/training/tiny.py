@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -13,7 +14,7 @@ from data.batches.dataset import DatasetSpec, Source
 from data.cache.token_shard import TokenShard, write_shard
 from models.shape.config import TransformerConfig
 from training.config import OptimizerConfig, Parallelism, TrainConfig
-from training.config.job import MetricsRow, TrainJob, TrainResult
+from training.config.job import Listener, MetricsRow, TrainJob, TrainResult
 from training.evaluate.checkpoint_scorer import ScoreJob
 from training.evaluate.continuation_task import Passages
 from training.metrics.history import MEASURED, plain, read_history, read_log, tables
@@ -135,6 +136,25 @@ def score_job(root: str) -> ScoreJob:
             choices=4,
         ),
     )
+
+
+class Heard(Listener):
+    """What a run told of itself; `methods` are called in place of its own."""
+
+    def __init__(self, **methods: Callable[..., Any]) -> None:
+        self.committed: list[tuple[int, str]] = []
+        self.dropped: list[tuple[int, str]] = []
+        self.events: list[tuple[str, dict[str, Any]]] = []
+        vars(self).update(methods)
+
+    def commit(self, step: int, path: str) -> None:
+        self.committed.append((step, path))
+
+    def drop(self, step: int, path: str) -> None:
+        self.dropped.append((step, path))
+
+    def event(self, kind: str, **fields: Any) -> None:
+        self.events.append((kind, fields))
 
 
 def rows(result: TrainResult, table: str = "history") -> list[MetricsRow]:

@@ -8,6 +8,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 
@@ -18,12 +20,8 @@ def main() -> None:
     from tests.training import tiny
     from training.config import Parallelism
     from training.config.job import MetricsRow
-    from training.sharding.distributed import Coordinator
-    from training.trainer.run_context import RunContext
-    from training.trainer.trainer import train
-
-    coordinator = Coordinator(f"127.0.0.1:{port}", int(count), int(index))
-    committed: list[tuple[int, str]] = []
+    from training.sharding.distributed import joined
+    from training.trainer import trainer
 
     layout = from_plain(Parallelism, json.loads(parallel))
     config = dataclasses.replace(tiny.TRAIN, parallel=layout)
@@ -32,29 +30,30 @@ def main() -> None:
         train=config,
         checkpoint_directory=f"{root}/checkpoints-{count}",
     )
+    rows: list[MetricsRow] = []
+    run_context, heard = trainer.run_context, tiny.Heard()
 
-    class Seen(RunContext):
+    @contextmanager
+    def seen(*arguments: Any, **options: Any) -> Iterator[Any]:
         """Every process sees the same numbers, and process 0 writes them."""
+        with run_context(*arguments, **options) as run:
+            row, event = run.row, run.event
+            run.row = lambda found: (rows.append(found), row(found))
+            run.event = lambda kind, **fields: (
+                evaluations.append(fields) if kind == "evaluation" else None,
+                event(kind, **fields),
+            )
+            yield run
 
-        def row(self, row: MetricsRow) -> None:
-            seen["rows"].append(row)
-            super().row(row)
-
-        def event(self, kind: str, **fields: Any) -> None:
-            if kind == "evaluation":
-                seen["evaluations"].append(fields)
-            super().event(kind, **fields)
-
-    seen: dict[str, list[MetricsRow]] = {"rows": [], "evaluations": []}
-    context = Seen(
-        coordinator=coordinator if int(count) > 1 else None,
-        on_commit=lambda step, path: committed.append((step, path)),
-    )
-    result = train(job, context)
+    evaluations: list[MetricsRow] = []
+    trainer.run_context = seen
+    address = f"127.0.0.1:{port}" if int(count) > 1 else None
+    with joined(address, int(count), int(index)):
+        result = trainer.train(job, heard)
     report = {
-        "rows": tiny.learned(seen["rows"]),
-        "evaluations": seen["evaluations"],
-        "committed": committed,
+        "rows": tiny.learned(rows),
+        "evaluations": evaluations,
+        "committed": heard.committed,
         "steps": result.steps,
         "compilations": result.compilations,
     }

@@ -8,8 +8,8 @@ Each checkpoint is a new directory `<directory>/<step:08d>.<attempt>`:
     index.json         written last: all files with checksums, see `training.checkpoint.index`
 
 Every process writes its own chunks and then its list in `parts`. Process 0 polls the store for
-these lists, writes the index and calls `on_commit(step, path)`. A later run finds the checkpoint
-only through the record that this callback writes. Saving uses no collective, and every wait has a
+these lists, writes the index and has the listener `commit` it. A later run finds the checkpoint
+only through the record that the listener writes. Saving uses no collective, and every wait has a
 timeout.
 
 A store may be unavailable for a minute: a single failed save is logged and the next one is made. A
@@ -24,7 +24,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import KW_ONLY, InitVar, dataclass, field
 from typing import Any
 
 import jax
@@ -44,9 +43,8 @@ from training.checkpoint.index import (
     with_digest,
     write_index,
 )
+from training.config.job import Listener
 
-Commit = Callable[[int, str], None]
-Failure = Callable[[int, str], None]
 SAVE_TIMEOUT_SECONDS = 1800.0
 PARTS = "parts"
 _LONGEST_PAUSE_SECONDS = 1.0
@@ -58,11 +56,6 @@ _ERRORS = {"passing": StoreUnavailable, "input": InputError, "storage": StorageE
 logger = logging.getLogger(__name__)
 
 
-def _ignore(*_: object) -> None:
-    """The default callback: does nothing."""
-
-
-@dataclass(eq=False)
 class Checkpointer:
     """Writes checkpoints of one run, one at a time, and drops old ones.
 
@@ -70,11 +63,9 @@ class Checkpointer:
 
     Args:
         directory: parent directory of the checkpoints: a local path, or a gs:// or s3:// URL.
+        listener: in process 0, told to `commit` each complete checkpoint and to `drop` each one
+            before it is deleted; event "failed_checkpoint" for a save that the next one follows.
         attempt: name of this attempt; `save` refuses a path that exists already.
-        on_commit: called on process 0 with (step, path) when a checkpoint is complete.
-        on_drop: called on process 0 with (step, path) before a checkpoint is deleted; it must
-            remove the checkpoint's record.
-        on_failure: called by `save` with step and reason when the save before failed.
         dropped: from the steps of all committed checkpoints, oldest first, to the indices of those
             to delete; by default none.
         existing: sound committed checkpoints of earlier attempts, oldest first; retention counts
@@ -87,26 +78,28 @@ class Checkpointer:
         begun: step of the newest save that was started; 0 before the first.
     """
 
-    directory: str
-    _: KW_ONLY
-    attempt: str
-    on_commit: Commit = _ignore
-    on_drop: Commit = _ignore
-    on_failure: Failure = _ignore
-    dropped: Callable[[Sequence[int]], Sequence[int]] = lambda steps: ()
-    existing: InitVar[Sequence[tuple[int, str]]] = ()
-    timeout_seconds: float = SAVE_TIMEOUT_SECONDS
-    chunk_bytes: int = CHUNK_BYTES
-    committed: list[tuple[int, str]] = field(init=False)
-    begun: int = field(default=0, init=False)
-    _copies: HostCopies = field(default_factory=HostCopies, init=False)
-    _thread: threading.Thread | None = field(default=None, init=False)
-    _error: BaseException | None = field(default=None, init=False)
-    _failures: int = field(default=0, init=False)
-    _undeleted: list[str] = field(default_factory=list, init=False)
-
-    def __post_init__(self, existing: Sequence[tuple[int, str]]) -> None:
+    def __init__(
+        self,
+        directory: str,
+        listener: Listener | None = None,
+        *,
+        attempt: str,
+        dropped: Callable[[Sequence[int]], Sequence[int]] = lambda steps: (),
+        existing: Sequence[tuple[int, str]] = (),
+        timeout_seconds: float = SAVE_TIMEOUT_SECONDS,
+        chunk_bytes: int = CHUNK_BYTES,
+    ) -> None:
         self.committed = list(existing)
+        self.begun = 0
+        self._directory, self._attempt = directory, attempt
+        self._listener = listener or Listener()
+        self._dropped = dropped
+        self._timeout_seconds, self._chunk_bytes = timeout_seconds, chunk_bytes
+        self._copies = HostCopies()
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+        self._failures = 0
+        self._undeleted: list[str] = []
 
     @property
     def latest(self) -> tuple[int, str] | None:
@@ -115,7 +108,7 @@ class Checkpointer:
 
     def path_of(self, step: int) -> str:
         """Path of the checkpoint of `step`."""
-        return storage.join(self.directory, f"{step:08d}.{self.attempt}")
+        return storage.join(self._directory, f"{step:08d}.{self._attempt}")
 
     def reserve(self, state: Any) -> None:
         """Start to allocate the host memory for saves of such a state, in a background thread."""
@@ -142,10 +135,10 @@ class Checkpointer:
         self._join()
         self._report_failure()
         path = self.path_of(step)
-        deadline = Deadline(self.timeout_seconds, f"{path}: checkpoint")
+        deadline = Deadline(self._timeout_seconds, f"{path}: checkpoint")
         files = open_files(path, deadline)
         content = json.dumps(progress).encode()
-        described = describe_with_chunks(state, self.chunk_bytes)
+        described = describe_with_chunks(state, self._chunk_bytes)
         shards = self._copies.take(tree_names.flatten(state))
         self.begun = step
 
@@ -166,22 +159,18 @@ class Checkpointer:
         return path
 
     def wait(self) -> None:
-        """Wait for the save in flight.
-
-        Raises:
-            StorageError: the last save failed, or does not end in time.
-            InputError: its path existed already, or its values were not finite.
-        """
+        """Wait for the save in flight; raises the errors of `save` where the last one failed."""
         self._join()
         self._raise_failure()
 
     def _join(self) -> None:
         if self._thread is not None:
-            self._thread.join(self.timeout_seconds + _GRACE_SECONDS)
+            seconds = self._timeout_seconds + _GRACE_SECONDS
+            self._thread.join(seconds)
             if self._thread.is_alive():
                 raise StorageError(
-                    f"{self.directory}: {self._thread.name} did not end in "
-                    f"{self.timeout_seconds + _GRACE_SECONDS:g} s; check the storage"
+                    f"{self._directory}: {self._thread.name} did not end in {seconds:g} s; check "
+                    "the storage"
                 )
             self._thread = None
 
@@ -193,7 +182,7 @@ class Checkpointer:
             self._raise_failure()
         error, self._error = self._error, None
         logger.error("checkpoint of step %d failed, training continues: %s", self.begun, error)
-        self.on_failure(self.begun, str(error))
+        self._listener.event("failed_checkpoint", step=self.begun, reason=str(error))
 
     def _raise_failure(self) -> None:
         if self._error is None:
@@ -203,7 +192,7 @@ class Checkpointer:
             raise error
         # `StoreUnavailable` marks a transient error: the engine retries the step.
         kind = StoreUnavailable if isinstance(error, OSError) else StorageError
-        raise kind(f"a checkpoint under {self.directory} failed: {error}") from error
+        raise kind(f"a checkpoint under {self._directory} failed: {error}") from error
 
     def _commit(
         self, step: int, path: str, described: dict[str, Any], written: WrittenChunks
@@ -214,21 +203,21 @@ class Checkpointer:
             _discard(path)
             raise
         try:
-            self.on_commit(step, path)
+            self._listener.commit(step, path)
         except BaseException:
-            # The record may have been written, so delete the files only after `on_drop` removed it.
+            # The record may have been written, so delete the files only after `drop` removed it.
             with contextlib.suppress(Exception):
-                self.on_drop(step, path)
+                self._listener.drop(step, path)
                 _discard(path)
             raise
 
     def _drop_old(self) -> None:
         committed = [step for step, _ in self.committed]
-        for position in reversed(self.dropped(committed)):
+        for position in reversed(self._dropped(committed)):
             step, path = self.committed[position]
             if jax.process_index() == 0:
                 try:
-                    self.on_drop(step, path)
+                    self._listener.drop(step, path)
                 except (StorageError, OSError) as error:  # the new checkpoint is committed anyway
                     logger.warning("%s: not dropped, will be retried: %s", path, error)
                     continue

@@ -41,13 +41,7 @@ class ChunkGrid:
         """Chunks along every axis."""
         return tuple(-(-size // step) for size, step in zip(self.shape, self.chunk, strict=True))
 
-    @property
-    def chunks(self) -> int:
-        """Total number of chunks."""
-        return math.prod(self.count)
-
     def box(self, index: tuple[int, ...]) -> Box:
-        """The range that chunk `index` covers."""
         return tuple((i * step, (i + 1) * step) for i, step in zip(index, self.chunk, strict=True))
 
     def overlapping(self, box: Box) -> Iterator[tuple[int, ...]]:
@@ -92,7 +86,6 @@ def box_of(index: tuple[slice, ...], shape: tuple[int, ...]) -> Box:
 
 
 def shape_of(box: Box) -> tuple[int, ...]:
-    """Size along every axis."""
     return tuple(end - begin for begin, end in box)
 
 
@@ -111,21 +104,15 @@ def within(box: Box, outer: Box) -> tuple[Any, ...]:
 
 
 def chunk_file(name: str, index: tuple[int, ...]) -> str:
-    """Path of a chunk inside the checkpoint."""
     return f"{ARRAYS}/{name}/" + ".".join(["c", *map(str, index)])
 
 
 def metadata_file(name: str) -> str:
-    """Path of an array's metadata inside the checkpoint."""
     return f"{ARRAYS}/{name}/zarr.json"
 
 
 def metadata(entry: dict[str, Any]) -> bytes:
-    """zarr.json of an array.
-
-    Args:
-        entry: axes, shape, dtype and chunk, as in the index.
-    """
+    """zarr.json of an array, by its entry in the index."""
     tree = {
         "zarr_format": 3,
         "node_type": "array",

@@ -44,12 +44,7 @@ def checksum(data: np.ndarray) -> int:
 def write_chunks(
     files: Files, shards: Iterable[HostShard], leaves: Mapping[str, dict[str, Any]]
 ) -> WrittenChunks:
-    """Write the chunks of this process's shards; returns their digests.
-
-    Args:
-        files: files of the checkpoint.
-        shards: shards in host memory.
-        leaves: axes, shape, dtype and chunk of every array.
+    """Write the chunks of this process's shards of the arrays `leaves`; returns their digests.
 
     Raises:
         InputError: a parameter or moment (an array with named axes) is not finite.
@@ -93,7 +88,7 @@ class _DeviceBox:
 def read_arrays(
     path: str, files: Files, leaves: Mapping[str, Any], target: Mapping[str, Any]
 ) -> dict[str, jax.Array]:
-    """Arrays of a checkpoint with the shardings of `target`.
+    """Arrays of a checkpoint with the shardings of `target`, shapes and dtypes as in the index.
 
     A process reads each chunk that its devices need once, and no other chunk. Host memory holds a
     few arrays at a time.
@@ -102,7 +97,7 @@ def read_arrays(
         path: path of the checkpoint, for errors.
         files: files of the checkpoint.
         leaves: `leaves` of the index.
-        target: `jax.ShapeDtypeStruct` with a sharding, by name; shape and dtype as in the index.
+        target: `jax.ShapeDtypeStruct` with a sharding, by name.
 
     Raises:
         CorruptOutput: a chunk is missing or changed.
@@ -145,19 +140,7 @@ def read_arrays(
 
 
 def read_box(path: str, files: Files, name: str, entry: Mapping[str, Any], box: Box) -> np.ndarray:
-    """The values of one box of an array, in host memory.
-
-    Args:
-        path: path of the checkpoint, for errors.
-        files: files of the checkpoint.
-        name: name of the array.
-        entry: the array's entry in the index.
-        box: the range to read along every axis.
-
-    Raises:
-        CorruptOutput: a chunk is missing or changed.
-        StorageError: the store failed.
-    """
+    """The values of one box of an array, in host memory; errors as of `read_arrays`."""
     grid = ChunkGrid.of(entry)
     own = _DeviceBox(box, np.empty(shape_of(box), entry["dtype"]), [])
     in_parallel(

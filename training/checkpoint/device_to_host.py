@@ -27,13 +27,7 @@ _PAGE_BYTES = 4096
 
 @dataclass(frozen=True, eq=False)
 class HostShard:
-    """One shard of an array in host memory; only `HostCopies` writes to it.
-
-    Attributes:
-        name: name of the array.
-        box: range of the array that the shard holds.
-        values: numpy array of the box's shape.
-    """
+    """One shard of an array in host memory; only `HostCopies` writes to it."""
 
     name: str
     box: Box
@@ -103,11 +97,7 @@ def assigned(
 ) -> dict[tuple[str, Box], int]:
     """The id of the device that each shard is copied from, the same result in every process.
 
-    Args:
-        arrays: name, shape, itemsize and sharding of each array.
-
-    Returns:
-        Device id by (name, box).
+    Takes name, shape, itemsize and sharding of each array; gives device ids by (name, box).
     """
     holders: dict[tuple[str, Box], list[int]] = {}
     sizes: dict[tuple[str, Box], int] = {}

@@ -10,7 +10,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
@@ -43,14 +43,19 @@ class Deadline:
         return left
 
 
-class Files(Protocol):
-    """The files of one checkpoint. Callers may use it from `threads` threads at once."""
+class Files:
+    """The files of one checkpoint, on a local disk. Callers may use it from `threads` threads."""
 
-    threads: int
+    def __init__(self, path: str, deadline: Deadline) -> None:
+        self._path = path
+        self._deadline = deadline
+        self.threads = min(8, 2 + (os.cpu_count() or 1))
 
     def write(self, name: str, *parts: Bytes) -> None:
         """Write a file of the concatenated `parts`. Raises `StorageError`."""
-        ...
+        url = storage.join(self._path, name)
+        self._deadline.left()
+        storage.with_local_retries(url, lambda: _write_local(url, parts))
 
     def read(self, name: str, *targets: np.ndarray) -> None:
         """Fill contiguous uint8 arrays with a file's content, one after the other.
@@ -59,14 +64,22 @@ class Files(Protocol):
             CorruptOutput: there is no such file, or it has another size.
             StorageError: the store failed.
         """
-        ...
+        url = storage.join(self._path, name)
+        self._deadline.left()
+        try:
+            found = storage.with_local_retries(
+                url, lambda: _read_local(storage.local_path(url), targets)
+            )
+        except _NOT_FOUND as error:
+            raise corrupt(self._path, name, "no file") from error
+        expected = sum(target.nbytes for target in targets)
+        if found != expected:
+            raise corrupt(self._path, name, f"{found:,} bytes instead of {expected:,}")
 
 
 def open_files(path: str, deadline: Deadline) -> Files:
     """The files of the checkpoint at `path`. Raises `InputError` for an unsupported store."""
-    if storage.is_local(path):
-        return _LocalFiles(path, deadline)
-    return _BucketFiles(path, deadline)
+    return Files(path, deadline) if storage.is_local(path) else _BucketFiles(path, deadline)
 
 
 def in_parallel(
@@ -90,31 +103,6 @@ def corrupt(path: str, name: str, found: str) -> CorruptOutput:
     )
 
 
-class _LocalFiles:
-    def __init__(self, path: str, deadline: Deadline) -> None:
-        self._path = path
-        self._deadline = deadline
-        self.threads = min(8, 2 + (os.cpu_count() or 1))
-
-    def write(self, name: str, *parts: Bytes) -> None:
-        url = storage.join(self._path, name)
-        self._deadline.left()
-        storage.with_local_retries(url, lambda: _write_local(url, parts))
-
-    def read(self, name: str, *targets: np.ndarray) -> None:
-        url = storage.join(self._path, name)
-        self._deadline.left()
-        try:
-            found = storage.with_local_retries(
-                url, lambda: _read_local(storage.local_path(url), targets)
-            )
-        except _NOT_FOUND as error:
-            raise corrupt(self._path, name, "no file") from error
-        expected = sum(target.nbytes for target in targets)
-        if found != expected:
-            raise corrupt(self._path, name, f"{found:,} bytes instead of {expected:,}")
-
-
 def _write_local(url: str, parts: Sequence[Bytes]) -> None:
     with storage.open_write(url) as file:
         for part in parts:
@@ -132,13 +120,12 @@ def _read_local(path: str, targets: Sequence[np.ndarray]) -> int:
         return sum(file.readinto(target.data) for target in targets)
 
 
-class _BucketFiles:
-    threads = 16
-
+class _BucketFiles(Files):
     def __init__(self, path: str, deadline: Deadline) -> None:
         from data.cache.shard_io import Bucket, store_context, store_spec
 
-        self._path = path
+        super().__init__(path, deadline)
+        self.threads = 16
         # `writing` reports every failed request as an error of the store.
         self._bucket = Bucket(path, store_spec(path), store_context(), deadline.left, writing=True)
 

@@ -34,39 +34,32 @@ Measured = tuple[str, int, str]
 
 @dataclass
 class WrittenChunks:
-    """Chunks and small files that a process wrote, with their digests.
-
-    Attributes:
-        chunks: (CRC-32C of the values, SHA-256 of the file) by array, then by chunk number.
-        files: the other files.
+    """What a process wrote: (CRC-32C of the values, SHA-256 of the file) of each chunk by array,
+    then by number; and the other files.
     """
 
     chunks: dict[str, dict[int, tuple[int, str]]] = field(default_factory=dict)
     files: list[Measured] = field(default_factory=list)
 
     def add_file(self, files: Files, name: str, content: bytes) -> None:
-        """Write a small file and add it to `files`."""
         files.write(name, content)
         self.remember(name, content)
 
     def remember(self, name: str, content: bytes) -> None:
-        """Add a small file of this content, which was written already, to `files`."""
+        """Add a small file that was written already."""
         self.files.append((name, len(content), hashlib.sha256(content).hexdigest()))
 
     def join(self, other: WrittenChunks) -> None:
-        """Add what another process wrote."""
         for name, chunks in other.chunks.items():
             self.chunks.setdefault(name, {}).update(chunks)
         self.files += other.files
 
     def to_json(self) -> dict[str, Any]:
-        """JSON values, for `from_json`."""
         chunks = {name: [[n, *c] for n, c in found.items()] for name, found in self.chunks.items()}
         return {"chunks": chunks, "files": self.files}
 
     @staticmethod
     def from_json(tree: Mapping[str, Any]) -> WrittenChunks:
-        """The inverse of `to_json`."""
         chunks = {
             name: {n: (crc, sha256) for n, crc, sha256 in found}
             for name, found in tree["chunks"].items()
@@ -82,12 +75,7 @@ def with_digest(content: Any) -> bytes:
 def verify_digest(url: str, what: str) -> tuple[Any, bytes]:
     """The content of the file at `url`, which `with_digest` encoded, and the file's bytes.
 
-    Args:
-        url: URL of the file.
-        what: name of the file's content in error messages.
-
-    Raises:
-        CorruptOutput: the file is missing, truncated or changed.
+    Raises `CorruptOutput`, in which it is called `what`, where it is missing, truncated or changed.
     """
     try:
         encoded = storage.read_bytes(url)
@@ -106,19 +94,13 @@ def verify_digest(url: str, what: str) -> tuple[Any, bytes]:
 def write_index(path: str, step: int, leaves: Mapping[str, Any], written: WrittenChunks) -> None:
     """Write the index, which completes the checkpoint at `path`.
 
-    Args:
-        path: path of the checkpoint.
-        step: optimizer steps done.
-        leaves: axes, shape, dtype and chunk of every array.
-        written: what all processes wrote.
-
     Raises:
         StorageError: the processes did not write all chunks of an array.
     """
     described = {}
     for name, entry in leaves.items():
         chunks = written.chunks.get(name, {})
-        expected = ChunkGrid.of(entry).chunks
+        expected = math.prod(ChunkGrid.of(entry).count)
         if sorted(chunks) != list(range(expected)):
             raise StorageError(
                 f"{path}: expected {expected} chunks of {name}, the processes "
@@ -173,12 +155,7 @@ def content_of(index: Mapping[str, Any]) -> str:
 
 
 def check_file(path: str, files: Files, name: str, size: int, sha256: str) -> bytes:
-    """The content of a small file of the checkpoint at `path`, verified against the index.
-
-    Raises:
-        CorruptOutput: the file is missing or changed.
-        StorageError: the store failed.
-    """
+    """The content of a small file of the checkpoint at `path`; `CorruptOutput` if it changed."""
     content = np.empty(size, np.uint8)
     files.read(name, content)
     if hashlib.sha256(content.data).hexdigest() != sha256:

@@ -37,13 +37,7 @@ def describe_model(config: TransformerConfig) -> dict[str, dict[str, Any]]:
 class StoredModel:
     """The parameters of a checkpoint, for reading one part at a time.
 
-    Args:
-        path: path of the checkpoint.
-        config: shape of its model.
-        ema: read the parameter EMA where the run kept one; otherwise the last parameters.
-
-    Attributes:
-        is_ema: whether `read` returns the EMA.
+    Those are the EMA (`is_ema`) where `ema` is set and the run kept one.
 
     Raises:
         CorruptOutput: the index is missing or changed.
@@ -64,9 +58,7 @@ class StoredModel:
     def read(self, name: str, rows: tuple[int, int] | None = None) -> np.ndarray:
         """The values of an array, or of indices [begin, end) of its first axis.
 
-        Raises:
-            CorruptOutput: a chunk is missing or changed.
-            StorageError: the store failed.
+        Raises `CorruptOutput` where a chunk is missing or changed.
         """
         entry = self._leaves[self._prefix + name]
         first, *others = ((0, size) for size in entry["shape"])
@@ -75,12 +67,7 @@ class StoredModel:
 
 
 class ModelWriter:
-    """Writes a checkpoint of parameters only, of step 0.
-
-    Args:
-        path: path of the checkpoint; must not exist yet.
-        config: shape of the model.
-    """
+    """Writes a checkpoint of parameters only, of step 0, to a path that does not exist yet."""
 
     def __init__(self, path: str, config: TransformerConfig) -> None:
         self._path = path
@@ -92,15 +79,12 @@ class ModelWriter:
         }
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Shape of an array."""
         return tuple(self._leaves[MODEL + name]["shape"])
 
     def write(self, name: str, values: np.ndarray, rows: tuple[int, int]) -> None:
         """Write float32 values of indices [begin, end) of an array's first axis, each index once.
 
-        Raises:
-            InputError: the values are not finite.
-            StorageError: the store failed.
+        Raises `InputError` where they are not finite.
         """
         entry = self._leaves[MODEL + name]
         box: Box = (rows, *((0, size) for size in entry["shape"][1:]))

@@ -44,7 +44,7 @@ def restore(path: str, like: Tree, *, prefix: str = "", step: int | None = None)
         path: path of the checkpoint.
         like: tree of `jax.ShapeDtypeStruct` with shardings.
         prefix: restore only arrays whose names begin with this ("model."), which are `like`.
-        step: the step that the checkpoint must have; None for any.
+        step: the step that the checkpoint must have, if any.
 
     Raises:
         CorruptOutput: files are missing or changed, or the checkpoint is of another step.
@@ -76,11 +76,7 @@ def restore(path: str, like: Tree, *, prefix: str = "", step: int | None = None)
 
 
 def read_progress(path: str) -> dict[str, Any]:
-    """The `progress` that the trainer passed to `Checkpointer.save`.
-
-    Raises:
-        CorruptOutput: it is missing or changed.
-    """
+    """The `progress` of `Checkpointer.save`; `CorruptOutput` where it is missing or changed."""
     for name, size, sha256 in read_index(path)["files"]:
         if name == PROGRESS:
             files = open_files(path, Deadline(RESTORE_TIMEOUT_SECONDS, f"{path}: {PROGRESS}"))
@@ -93,13 +89,8 @@ def load_model(
 ) -> Transformer:
     """The float32 model of a checkpoint; the optimizer's state is not read into memory.
 
-    Returns the parameter EMA when the run keeps one (`TrainConfig.ema`).
-
-    Args:
-        checkpoint_path: as `on_commit` and `TrainResult.checkpoint` give it.
-        config: shape of the model that was trained.
-        devices: each holds one copy; by default this process's first device. Every process of a
-            group calls this.
+    Returns the parameter EMA when the run keeps one (`TrainConfig.ema`). Each of `devices` holds a
+    copy, by default this process's first; every process of a gang calls this.
 
     Raises:
         CorruptOutput: files are missing or changed.
@@ -115,10 +106,7 @@ def load_model_onto(layout: Layout, checkpoint_path: str, config: TransformerCon
 
 
 def restore_model(path: str, like: Transformer) -> Transformer:
-    """The model of the checkpoint at `path` as it is published: the EMA where there is one.
-
-    Args and errors as of `restore`.
-    """
+    """The model of the checkpoint at `path` as it is published: the EMA where there is one."""
     arrays = fail_together(lambda: read_index(path))["leaves"]
     kept = any(name.startswith(EMA) for name in arrays)
     return restore(path, like, prefix=EMA if kept else MODEL)
@@ -130,16 +118,13 @@ def newest_sound(
     on_corrupt: Callable[[int, str, str], None] = lambda *_: None,
     read: Callable[[str], dict[str, Any]] = read_progress,
 ) -> tuple[int, str, Tree, dict[str, Any]] | None:
-    """Restore the newest of `checkpoints` that is sound.
+    """Step, path, state and progress of the newest sound one of `checkpoints`; None of none.
 
     Args:
         checkpoints: (step, path), oldest first.
         like: see `restore`.
         on_corrupt: called with step, path and reason of each corrupt checkpoint.
         read: reads the progress of the checkpoint at a path; may raise `CorruptOutput`.
-
-    Returns:
-        Step, path, restored state and progress; None when `checkpoints` is empty.
 
     Raises:
         CorruptOutput: there are checkpoints and none is sound.

@@ -19,11 +19,6 @@ def kept_for_good(step: int, train: TrainConfig) -> bool:
 
 
 def dropped(steps: Sequence[int], train: TrainConfig) -> list[int]:
-    """Indices into `steps` of the checkpoints to drop when a newer one was committed.
-
-    Args:
-        steps: steps of all existing checkpoints, oldest first.
-        train: the run's configuration.
-    """
+    """Indices into `steps`, of all checkpoints from the oldest on, of those to drop."""
     old = steps[: -train.keep_checkpoints]
     return [index for index, step in enumerate(old) if not kept_for_good(step, train)]

@@ -39,12 +39,7 @@ def unflatten(like: Any, arrays: dict[str, jax.Array]) -> Any:
 
 
 def mismatch(stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> str | None:
-    """A message about the first array that differs; None when the descriptions are equal.
-
-    Args:
-        stored: entries of an index, which have more fields than those of `describe`.
-        wanted: see `describe`.
-    """
+    """A message about the first array whose entry in an index is not as `describe` wants it."""
     for name in wanted:
         if name not in stored:
             return f"array {name!r} is missing"

@@ -6,7 +6,6 @@ checkpoints by path, so its creator decides on their locations and which of them
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -66,31 +65,10 @@ class Prompts:
 
 
 @dataclass(frozen=True, kw_only=True)
-class KeptProgram:
-    """A compiled step in the store.
-
-    Attributes:
-        path: URL of its one file, in a directory of its own.
-        size: size of the file in bytes.
-        sha256: SHA-256 of the file, in hex.
-        made_for: the conditions it was compiled for: program, versions, devices, flags.
-    """
-
-    path: str
-    size: int
-    sha256: str
-    made_for: Mapping[str, str]
-
-
-@dataclass(frozen=True, kw_only=True)
 class TrainJob:
     """One training run.
 
     Attributes:
-        model: shape of the model.
-        optimizer: the optimizer and its schedule.
-        train: steps, batches and intervals.
-        data: the training sequences and their order.
         splits: name and shards of every split to evaluate on; empty for no evaluation.
         token_bytes: number of UTF-8 bytes of every id, for bits per byte.
         checkpoint_directory: directory to write checkpoints to.
@@ -102,9 +80,8 @@ class TrainJob:
         name: name of the run for trackers, the same for all its attempts.
         run_directory: directory of this attempt for `metrics.jsonl`, traces and trackers' files; if
             empty, metrics go next to the checkpoints, without traces and trackers.
-        journal_directory: directory of the journals of all attempts; empty for no journal.
-        programs: compiled steps of earlier attempts, oldest first.
-        program_directory: directory of this attempt's compiled steps; empty to keep and load none.
+        shared_directory: directory that all attempts share, for compiled programs and TensorBoard's
+            files; its name tells a rebuilt run from the one it replaces. Empty to share nothing.
     """
 
     model: TransformerConfig
@@ -121,9 +98,7 @@ class TrainJob:
     start: Start | None = None
     name: str = ""
     run_directory: str = ""
-    journal_directory: str = ""
-    programs: tuple[KeptProgram, ...] = ()
-    program_directory: str = ""
+    shared_directory: str = ""
 
     @property
     def least_done(self) -> int:
@@ -138,6 +113,37 @@ class TrainJob:
         default = f"{self.checkpoint_directory.rstrip('/')}/metrics.{self.attempt}"
         return self.run_directory or default
 
+    @property
+    def compiled_directory(self) -> str:
+        """Directory of the compiled programs that attempts share; empty for none."""
+        return self.shared_directory and f"{self.shared_directory}/compiled"
+
+    @property
+    def build(self) -> str:
+        """What tells the run from others of its name."""
+        return self.shared_directory.rstrip("/").rpartition("/")[2]
+
+
+class Listener:
+    """Hears of a run, each method in process 0; those that a caller does not override do nothing.
+
+    The events, with their fields: "corrupt_checkpoint", "failed_checkpoint", "resumed",
+    "started_from", "learning_rate", "evaluation", "sample", "tracker", "preempted", and in any
+    process "watchdog".
+    """
+
+    def commit(self, step: int, path: str) -> None:
+        """A checkpoint is complete: write its record. Called in a thread."""
+
+    def drop(self, step: int, path: str) -> None:
+        """A checkpoint will be deleted, or is corrupt and an older one sound: remove its record."""
+
+    def progress(self, step: int, steps: int, row: MetricsRow) -> None:
+        """The metrics of a step, every `log_every` steps."""
+
+    def event(self, kind: str, **fields: Any) -> None:
+        """Something else happened."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class TrainResult:
@@ -146,22 +152,18 @@ class TrainResult:
     Attributes:
         steps: steps done, including those before a resume.
         history: (directory, bytes) of every metrics log with rows of the run, for
-            `training.metrics.history.read_history`. Rows of kind "step": one per step, also those
-            before a resume (see `training.metrics.recorder`). "evaluation": one per split, with
-            step, set, loss (nats per token), bits_per_byte (of text), tokens, bytes. "sample":
-            step, prompt, completion.
+            `training.metrics.history.read_history`.
         skipped: steps of these that were not applied, see `training.step.train_step`.
         checkpoint: path of the newest committed checkpoint; empty when preempted before the first.
         checkpoints: (step, path) of every committed checkpoint that was kept, oldest first.
         preempted: whether SIGTERM ended the run before its last step or last evaluation.
         devices: number of devices and JAX's name of their kind, such as "16 x TPU v6 lite".
         backend: attention backend used; `backend_reason` is why it was chosen.
-        notes: choices of the program with reasons, and shapes that waste the chip; one sentence
-            each.
+        notes: choices of the program with reasons, and shapes that waste the chip.
         memory: estimated peak bytes of one device, by content.
-        seconds: wall time of this attempt by phase; "total" is the sum.
-        compilations: compilations of the train step: one for each batch phase with steps left, so 1
-            for most runs; 0 for a phase whose step was loaded from an earlier attempt.
+        seconds: wall time of this attempt by bucket; "total" is the sum.
+        compilations: compilations of the train step: one for each batch phase with steps left that
+            no earlier attempt compiled.
     """
 
     steps: int

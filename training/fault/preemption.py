@@ -59,5 +59,5 @@ class StopSignal:
 
     @property
     def alone(self) -> bool:
-        """Whether to stop at once: the signal has arrived and there is no other process."""
+        """Whether to stop now, without asking other processes."""
         return not self._many and self._stopping

@@ -51,7 +51,7 @@ ON_END_SECONDS = 10.0  # limit of `on_end`, which may write to the store that bl
 
 
 class Board:
-    """A key-value store of short texts, in the coordination service of `jax.distributed`."""
+    """Short texts by name, shared by the processes through JAX's coordination service."""
 
     _PREFIX = "ponente/watchdog/"
 
@@ -61,11 +61,9 @@ class Board:
         self._client: Any = distributed.global_state.client
 
     def put(self, name: str, text: str) -> None:
-        """Store a text under a name; replaces an older one."""
         self._client.key_value_set(self._PREFIX + name, text, allow_overwrite=True)
 
     def all(self) -> dict[str, str]:
-        """All texts by name."""
         found = self._client.key_value_dir_get(self._PREFIX)
         return {name.removeprefix(self._PREFIX): text for name, text in found}
 
@@ -88,13 +86,11 @@ class Watchdog:
 
     Args:
         seconds: lower bound of the timeout between two steps.
-        index: index of this process.
-        count: number of processes.
-        board: shared by the processes; None for a single process.
+        index, count: this process among all.
+        board: None for a single process.
         on_end: called in a thread with the report before the process ends; its errors are ignored,
             and the watchdog waits at most `ON_END_SECONDS` for it.
-        end: ends the process; for tests.
-        clock: monotonic seconds; for tests.
+        end, clock: end the process, and monotonic seconds; for tests.
     """
 
     def __init__(
@@ -159,7 +155,6 @@ class Watchdog:
             self._heartbeat = before
 
     def _timeout(self, heartbeat: _Heartbeat) -> float:
-        """The timeout in seconds after this heartbeat."""
         if heartbeat.phase not in (*_STEP_PHASES, _DATA) or len(self._durations) < LEAST:
             return PATIENCE * self._seconds
         least = DATA_SECONDS if heartbeat.phase == _DATA else 0.0
@@ -190,7 +185,7 @@ class Watchdog:
                 return
 
     def _exchange(self, heartbeat: _Heartbeat, idle: float) -> dict[str, str]:
-        """Post this process's progress on the board; returns the whole board."""
+        """Post this process's progress; returns the whole board."""
         if self._board is None:
             return {}
         mine = {"step": heartbeat.step, "phase": heartbeat.phase, "idle": round(idle, 1)}
@@ -259,7 +254,6 @@ def _progress_lines(board: dict[str, str]) -> list[str]:
 
 
 def _stacks() -> str:
-    """The Python stack of every thread of this process."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     parts = []
     for identity, frame in sys._current_frames().items():

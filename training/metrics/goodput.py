@@ -6,8 +6,8 @@ checkpoint than the newest, all work since that checkpoint is lost, over all att
 An attempt that ended before it had its state (while restoring or compiling) is lost as a whole: it
 has no first step, so it does not change how the others' work counts. While no later attempt has a
 first step, the account assumes that the next one will resume from the newest checkpoint. The time
-from an attempt's last journal entry to the start of the next attempt is `dead`: the kill, the wait
-for machines, the start of processes, and up to one journal interval of training. The last attempt
+from an attempt's last row to the start of the next attempt is `dead`: the kill, the wait
+for machines, the start of processes, and up to one interval of its rows. The last attempt
 counts in full.
 
 Attempts are ordered by the lease number in their names, or by start time when a name has none.
@@ -22,7 +22,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from training.metrics.journal import Attempt, in_order
+from training.metrics.attempts import Attempt, in_order
 from training.metrics.stopwatch import BUCKETS
 
 LOST = ("redone", "dead")
@@ -33,7 +33,6 @@ class Span:
     """One attempt on the run's time axis, in seconds since the run began.
 
     Attributes:
-        attempt: the attempt's journal.
         began, useful, ended: its work counts from `began` to `useful`, and is lost from `useful` to
             `ended`.
         checkpoints: (time, step) of the checkpoints that it took.
@@ -53,7 +52,7 @@ class Account:
     """Seconds of a run by what they were spent on.
 
     Attributes:
-        total: from the start of the first attempt to the last journal entry of the last one.
+        total: from the start of the first attempt to the last row of the last one.
         parts: counted seconds of every bucket, and those of `redone` and `dead`; they add up to
             `total`.
         spans: the attempts in order.
@@ -69,13 +68,9 @@ class Account:
         return self.parts["step"] / self.total if self.total else math.nan
 
 
-def account(journals: Sequence[Attempt]) -> Account:
-    """The account of a run.
-
-    Args:
-        journals: all attempts of the run, in any order.
-    """
-    attempts = in_order(journals)
+def account(attempts: Sequence[Attempt]) -> Account:
+    """The account of a run, of all its attempts in any order."""
+    attempts = in_order(attempts)
     parts = dict.fromkeys((*BUCKETS, *LOST), 0.0)
     spans: list[Span] = []
     origin = begins = attempts[0].began if attempts else 0.0
@@ -87,7 +82,7 @@ def account(journals: Sequence[Attempt]) -> Account:
         ends = max(begins + counted, min(ends, following))
         next_begins = max(following, ends)
         for bucket, seconds in kept.items():
-            # A journal that another version of this code wrote may have unknown buckets.
+            # Another version of this code may have written unknown buckets.
             parts[bucket if bucket in BUCKETS else "other"] += seconds
         # Float sums of the same seconds in another order may differ in the last bits: clip at 0.
         parts["redone"] += max(0.0, ends - begins - counted)
@@ -118,8 +113,8 @@ def _counted(attempt: Attempt, later: Sequence[Attempt]) -> Mapping[str, float]:
     # The minimum: a later attempt may resume from an older checkpoint than the next one did.
     resumed = min((a.first_step for a in later if a.first_step is not None), default=newest)
     closed = attempt.outcome != "running" and resumed == attempt.last_step
-    # A later attempt that resumed from a step after `last_step` proves that the journal stops short
-    # of the attempt's last checkpoint.
+    # A later attempt that resumed from a step after `last_step` proves that the rows stop short of
+    # the last checkpoint.
     if closed or resumed > attempt.last_step:
         return attempt.buckets
     marks = [m for m in attempt.marks if first < m.step <= resumed]

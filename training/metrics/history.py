@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from pipeline.errors import CorruptOutput
-from pipeline.store import storage
+from pipeline.store import append, storage
 from pipeline.store.decode import json_line
 
 Entry = dict[str, Any]
@@ -22,45 +22,56 @@ Segment = tuple[str, int]
 """A directory with a metrics log, and how many bytes of the log belong to the history."""
 
 NAME = "metrics.jsonl"
-PART_BYTES = 256 << 10
-"""Bytes of each object of a log in an object store, except the last."""
 TABLES = {"history": "step", "evaluations": "evaluation", "samples": "sample"}
 """Tables of a run, and the `kind` of the entries that are their rows."""
 MEASURED = frozenset(
     {
-        *("seconds", "data_wait", "tokens_per_second", "tokens_per_second_average"),
-        *("useful_tokens_per_second", "mfu", "mfu_full", "hfu", "memory_bytes"),
+        "seconds",
+        "data_wait",
+        "tokens_per_second",
+        "tokens_per_second_average",
+        "useful_tokens_per_second",
+        "mfu",
+        "mfu_full",
+        "hfu",
+        "memory_bytes",
     }
 )
 """Columns that depend on the machine and its clock; the others are the same in a repeated run."""
-_FILES = re.compile(r"metrics(\.[0-9]{15})?\.jsonl")
+_OLD_PART = re.compile(r"metrics\.[0-9]{15}\.jsonl")  # in object stores, of earlier versions
 _READ_BYTES = 1 << 20
 
 
-def log_files(directory: str) -> list[str]:
-    """Names of the files of the metrics log in a directory, in order."""
-    return [name for name in storage.list_names(directory) if _FILES.fullmatch(name)]
+def log_files(directory: str) -> list[tuple[str, int]]:
+    """URL and size of the files of the metrics log in a directory, in order."""
+    if found := append.objects(storage.join(directory, NAME)):
+        return found
+    old = [name for name in storage.list_names(directory) if _OLD_PART.fullmatch(name)]
+    urls = [storage.join(directory, name) for name in old]
+    return [(url, storage.size(url) or 0) for url in urls]
 
 
-def read_log(directory: str, end: int | None = None) -> Iterator[Entry]:
-    """The entries of one attempt's metrics log; none where the log does not exist.
+def read_log(
+    directory: str, end: int | None = None, kinds: Collection[str] | None = None
+) -> Iterator[Entry]:
+    """The entries of one attempt's metrics log, or those of some kinds; none without a log.
 
-    Skips an incomplete last line, which a kill leaves.
-
-    Args:
-        directory: URL of the log's directory.
-        end: number of bytes to read; None for the whole log.
+    Skips an incomplete last line, which a kill leaves. Reads `end` bytes if given.
 
     Raises:
         CorruptOutput: the log has fewer than `end` bytes.
         ValueError: a line is not JSON.
     """
+    # The kind is a line's first field: other lines are skipped without parsing them.
+    begins = None if kinds is None else tuple(f'{{"kind": "{kind}"'.encode() for kind in kinds)
     incomplete, found = b"", 0
     for data in _read(directory):
         data = data if end is None else data[: end - found]
         found += len(data)
         *lines, incomplete = (incomplete + data).split(b"\n")
-        yield from map(parse, lines)
+        for line in lines:
+            if begins is None or line.startswith(begins):
+                yield parse(line)
         if found == end:
             return
     if end is not None:
@@ -88,10 +99,16 @@ def _check_size(directory: str, found: int, expected: int) -> None:
 
 
 def _read(directory: str) -> Iterator[bytes]:
-    for name in log_files(directory):
-        with storage.open_read(storage.join(directory, name)) as file:
-            while data := file.read(_READ_BYTES):
-                yield data
+    read = 0
+    for url, _ in log_files(directory):
+        try:
+            with storage.open_read(url) as file:
+                while data := file.read(_READ_BYTES):
+                    read += len(data)
+                    yield data
+        except FileNotFoundError:  # parts of a log that still grows were merged
+            yield append.Tail(storage.join(directory, NAME), read).more()
+            return
 
 
 def read_history(
@@ -99,27 +116,17 @@ def read_history(
 ) -> Iterator[Entry]:
     """The entries of a run's history in order, the same as of an uninterrupted run.
 
-    Args:
-        history: the run's segments, in the order of its attempts.
-        kinds: the kinds of entries to return.
-
     Raises:
         CorruptOutput: a log is shorter than its segment.
     """
     for directory, end in history:
-        yield from (entry for entry in read_log(directory, end) if entry["kind"] in kinds)
+        yield from read_log(directory, end, kinds)
 
 
 def check_history(history: Sequence[Segment]) -> None:
     """Raise `CorruptOutput` when a log is shorter than its segment; reads no entries."""
     for directory, end in history:
-        names = log_files(directory)
-        last = storage.size(storage.join(directory, names[-1])) if names else 0
-        begins = [int(name.split(".")[1]) for name in names if name != NAME]
-        # All objects of a store but the last have PART_BYTES: a missing one ends the log.
-        whole = sum(begin == at * PART_BYTES for at, begin in enumerate(begins))
-        found = (last or 0) + max(0, len(names) - 1) * PART_BYTES
-        _check_size(directory, found if whole == len(begins) else whole * PART_BYTES, end)
+        _check_size(directory, sum(size for _, size in log_files(directory)), end)
 
 
 def plain(entry: Mapping[str, Any]) -> Entry:
@@ -137,11 +144,13 @@ def tables(entries: Iterable[Entry]) -> dict[str, list[Entry]]:
     return found
 
 
-def write_history(directory: str, history: Sequence[Segment]) -> None:
-    """Write the whole history of a run as one metrics log."""
+def write_history(directory: str, history: Sequence[Segment], attempts: Iterable[Entry]) -> None:
+    """Write the whole history of a run as one metrics log, and the times of all its attempts."""
     with storage.open_write(storage.join(directory, NAME)) as file:
         for entry in read_history(history):
             file.write(json_line(entry))
+        for attempt in attempts:
+            file.write(json_line({"kind": "attempt", **attempt}))
 
 
 def content_of(history: Sequence[Segment]) -> str:

@@ -44,7 +44,6 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import jax
@@ -73,17 +72,15 @@ class Updates(NamedTuple):
 
 
 NO_UPDATES = Updates()
-_Pending = tuple[int, dict[str, jax.Array], Throughput]
 
 
-@dataclass(eq=False)
 class Recorder:
     """Makes one metrics row per step.
 
     A row's `seconds` and `data_wait` are what the buckets "step" and "data_wait" of the stopwatch
     have gained since the row before, so time in any other bucket belongs to no row.
 
-    Attributes:
+    Args:
         on_row: called with every row.
         watch: the attempt's stopwatch.
         throughput: rates of the coming steps, applied from the next `push`; None before the first
@@ -93,19 +90,22 @@ class Recorder:
         memory: returns `memory_bytes`, or None for a row without it.
     """
 
-    on_row: Callable[[MetricsRow], None]
-    watch: Stopwatch
-    throughput: Throughput | None
-    max_skipped: int
-    updates: Updates = field(default=NO_UPDATES, kw_only=True)
-    memory: Callable[[], int | None] = field(default=lambda: None, kw_only=True)
-    _pending: _Pending | None = field(default=None, init=False)
-    _recent: deque[tuple[int, float]] = field(
-        default_factory=lambda: deque(maxlen=AVERAGED_STEPS), init=False
-    )
-
-    def __post_init__(self) -> None:
-        self._spent = self.watch.nanoseconds()
+    def __init__(
+        self,
+        on_row: Callable[[MetricsRow], None],
+        watch: Stopwatch,
+        throughput: Throughput | None,
+        max_skipped: int,
+        *,
+        updates: Updates = NO_UPDATES,
+        memory: Callable[[], int | None] = lambda: None,
+    ) -> None:
+        self.throughput, self.updates = throughput, updates
+        self._on_row, self._watch, self._memory = on_row, watch, memory
+        self._max_skipped = max_skipped
+        self._pending: tuple[int, dict[str, jax.Array], Throughput] | None = None
+        self._recent: deque[tuple[int, float]] = deque(maxlen=AVERAGED_STEPS)
+        self._spent = watch.nanoseconds()
 
     def push(self, step: int, metrics: dict[str, jax.Array]) -> None:
         """Write the row of the step before; write this step's too if it is computed already.
@@ -132,14 +132,14 @@ class Recorder:
 
     def _write(self, step: int, metrics: dict[str, jax.Array], throughput: Throughput) -> None:
         values = {name: float(value) for name, value in jax.device_get(metrics).items()}
-        before, self._spent = self._spent, self.watch.nanoseconds()
+        before, self._spent = self._spent, self._watch.nanoseconds()
         training, data_wait = (
             (self._spent[bucket] - before[bucket]) / 1e9 for bucket in ("step", "data_wait")
         )
         seconds = training + data_wait
         if values["skipped"] > self.updates.skipped:
             spent = self._spent["step"] - before["step"]
-            self.watch.move("step", "skipped", spent)
+            self._watch.move("step", "skipped", spent)
             self._spent["step"] -= spent
         if values.get("tokens") == 0:
             values["loss"] = math.nan
@@ -150,10 +150,10 @@ class Recorder:
         if "tokens" in values:
             row["padded"] = throughput.padded(values["tokens"])
             row["useful_tokens_per_second"] = values["tokens"] / max(seconds, 1e-9)
-        memory = self.memory()
+        memory = self._memory()
         if memory is not None:
             row["memory_bytes"] = memory
-        self.on_row(row)
+        self._on_row(row)
         self._count(step, values)
 
     def _count(self, step: int, values: MetricsRow) -> None:
@@ -163,7 +163,7 @@ class Recorder:
         elif values.get("tokens") != 0:  # a batch of masked tokens is no sign of divergence
             in_a_row += 1
         self.updates = Updates(values["skipped"], in_a_row, applied)
-        if in_a_row >= self.max_skipped:
+        if in_a_row >= self._max_skipped:
             raise InputError(
                 f"step {step}: loss or gradients were not finite, or the loss was a spike, in "
                 f"{in_a_row} steps in a row, none was applied; lower the learning "

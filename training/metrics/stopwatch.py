@@ -11,49 +11,77 @@
     samples     generating samples from prompts
     other       profiles, tracing and everything else
 
-Time is counted in whole nanoseconds, so buckets add up to the wall time exactly.
+Time is counted in whole nanoseconds, so buckets add up to the wall time exactly. Beside them it
+times the parts of the startup, from the gang's start to the end of its first step:
+
+    starting     start of the gang's processes, on hardware that is ready
+    importing    import of the trainer and its libraries
+    joining      the processes connect and find their devices
+    restoring    restore or initialisation of the state, while the step is compiled or loaded
+    compiling    the rest of that compilation or load
+    evaluation   scoring of new parameters before the first step
+    first batch  wait for the loader's first batch
+    first step   until its metrics are read
+
+Each part begins where the one before ended; one that did not happen has no entry.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 from pipeline.errors import InputError
 
 BUCKETS = (
-    *("init", "compile", "data_wait", "step", "skipped"),
-    *("evaluation", "checkpoint", "samples", "other"),
+    "init",
+    "compile",
+    "data_wait",
+    "step",
+    "skipped",
+    "evaluation",
+    "checkpoint",
+    "samples",
+    "other",
+)
+STARTUP = (
+    "starting",
+    "importing",
+    "joining",
+    "restoring",
+    "compiling",
+    "evaluation",
+    "first batch",
+    "first step",
 )
 
 
 class Stopwatch:
-    """Adds elapsed time to the current bucket.
-
-    One thread switches; any thread may read.
+    """Adds elapsed time to the current bucket. One thread switches; any thread may read.
 
     Args:
         bucket: the first bucket.
         clock: returns the nanoseconds of a monotonic clock.
+        before: seconds of the startup's parts that ended before.
     """
 
     def __init__(
-        self, bucket: str = "init", clock: Callable[[], int] = time.perf_counter_ns
+        self,
+        bucket: str = "init",
+        clock: Callable[[], int] = time.perf_counter_ns,
+        before: Mapping[str, float] | None = None,
     ) -> None:
         self._clock = clock
         self._lock = threading.Lock()
         self._spent = dict.fromkeys(BUCKETS, 0)
         self._bucket = _known(bucket)
-        self._since = clock()
+        self._since = self._part_since = clock()
+        self.startup: Mapping[str, float] = dict(before or {})  # replaced as a whole, never changed
 
     def switch(self, bucket: str) -> str:
-        """Count time from now on in `bucket`; returns the bucket before.
-
-        Raises:
-            InputError: the bucket is unknown.
-        """
+        """Count time from now on in `bucket`; returns the bucket before."""
         _known(bucket)
         with self._lock:
             now = self._clock()
@@ -72,10 +100,7 @@ class Stopwatch:
             self.switch(before)
 
     def count_as(self, bucket: str, nanoseconds: int) -> None:
-        """Move the last `nanoseconds` from the current bucket to `bucket`.
-
-        Moves no time from before the last switch.
-        """
+        """Move the last `nanoseconds` from the current bucket, but none before the last switch."""
         with self._lock:
             now = self._clock()
             moved = min(max(0, nanoseconds), now - self._since)
@@ -99,6 +124,14 @@ class Stopwatch:
     def seconds(self) -> dict[str, float]:
         """`nanoseconds` in seconds."""
         return {bucket: spent / 1e9 for bucket, spent in self.nanoseconds().items()}
+
+    def ended(self, part: str) -> None:
+        """End a part of the startup and begin the next one; no effect where it, or all, ended."""
+        if part in self.startup or STARTUP[-1] in self.startup:
+            return
+        now = self._clock()
+        self.startup = {**self.startup, part: (now - self._part_since) / 1e9}
+        self._part_since = now
 
 
 def _known(bucket: str) -> str:

@@ -1,6 +1,5 @@
-"""Joins the processes of a run into one JAX program.
+"""Joins the processes of a gang into one JAX program.
 
-Every process calls `initialize` with the same address and its own index before it uses a device.
 When a process dies, JAX's coordination service ends the others after the heartbeat timeout: the
 gang fails as a whole, and the next attempt resumes from the newest checkpoint.
 
@@ -11,9 +10,10 @@ from __future__ import annotations
 
 import re
 import socket
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
 
-from pipeline.errors import InputError, ResourcesUnavailable
+from pipeline.errors import ResourcesUnavailable
 
 HEARTBEAT_SECONDS = 60
 INITIALIZATION_SECONDS = 300
@@ -23,25 +23,12 @@ SHUTDOWN_SECONDS = 3600
 _BUSY = re.compile("already in use|resource busy", re.IGNORECASE)
 
 
-@dataclass(frozen=True)
-class Coordinator:
-    """Address ("host:port") of process 0, number of processes, and index of this process."""
+@contextmanager
+def joined(address: str | None, count: int = 1, index: int = 0) -> Iterator[None]:
+    """Process `index` of a gang whose process 0 listens on `address`; None for a single process.
 
-    address: str
-    count: int
-    index: int
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.index < self.count:
-            raise InputError(
-                f"Coordinator: expected 0 <= index < count, got {self.index} of {self.count}"
-            )
-        if ":" not in self.address:
-            raise InputError(f'Coordinator.address: expected "host:port", got {self.address!r}')
-
-
-def initialize(coordinator: Coordinator | None) -> None:
-    """Join the gang, unless `coordinator` is None (a single process), and open the devices.
+    Opens the devices. Leaves the gang after success only, when every process does: after an error
+    the others could not leave.
 
     Raises:
         ResourcesUnavailable: when another process holds this host's chips, such as one left from
@@ -49,11 +36,11 @@ def initialize(coordinator: Coordinator | None) -> None:
     """
     import jax
 
-    if coordinator is not None:
+    if address is not None:
         jax.distributed.initialize(
-            coordinator_address=coordinator.address,
-            num_processes=coordinator.count,
-            process_id=coordinator.index,
+            coordinator_address=address,
+            num_processes=count,
+            process_id=index,
             initialization_timeout=INITIALIZATION_SECONDS,
             heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
             shutdown_timeout_seconds=SHUTDOWN_SECONDS,
@@ -68,10 +55,6 @@ def initialize(coordinator: Coordinator | None) -> None:
                 "or recreate the host"
             ) from error
         raise
-
-
-def shutdown() -> None:
-    """Leave the gang; blocks until every process has called it. Call it after success only."""
-    import jax
-
-    jax.distributed.shutdown()
+    yield
+    if address is not None:
+        jax.distributed.shutdown()

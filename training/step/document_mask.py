@@ -53,11 +53,7 @@ class Boundaries:
         return hax.named(jnp.cumsum(ends, axis=1), (BATCH, POSITION))
 
     def counted(self, stored: jax.Array) -> NamedArray | None:
-        """Bool [batch, position]: whether the prediction of token i + 1 counts; None if all do.
-
-        Args:
-            stored: int32 [batch, position].
-        """
+        """Bool [batch, position]: whether the prediction of token i + 1 counts; None if all do."""
         # The last position has no next token; the loss ignores the value that wraps around to it.
         following, counts = jnp.roll(stored, -1, axis=1), []
         if self.masked_from is not None:

@@ -29,7 +29,6 @@ def make_evaluation_step(
 
     Negative log-likelihoods are in nats, float32; the counts are int32.
     """
-
     # Held-out splits have no padding: there, EOS after EOS is an empty document, which counts.
     unpadded = dataclasses.replace(boundaries, padded=False)
 

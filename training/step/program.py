@@ -31,7 +31,7 @@ from training.sharding.mesh import slice_count
 from training.step.document_mask import Boundaries
 from training.step.evaluation_step import EvaluationStep, make_evaluation_step
 from training.step.state import TrainState, abstract_state, init_state
-from training.step.train_step import make_train_step
+from training.step.train_step import LossFunction, make_train_step
 
 
 @dataclass(frozen=True)
@@ -39,8 +39,6 @@ class Program:
     """A train step and an evaluation step with the layout they run on.
 
     Attributes:
-        step: jitted, see `training.step.train_step.make_train_step`.
-        evaluation_step: jitted, see `training.step.evaluation_step.make_evaluation_step`.
         train: the configuration with every "auto" resolved.
         backend: attention backend; `backend_reason` is why it was chosen.
         notes: sentences for the log: the backend, memory settings, and shapes that waste the chip.
@@ -61,7 +59,6 @@ class Program:
     estimate: Estimate
 
     def init(self) -> TrainState:
-        """The state at step 0."""
         return init_state(
             self.model, self.optimizer, self.train, self.abstract, self.layout.platform
         )
@@ -109,16 +106,12 @@ def build_programs(
     masked: bool = False,
     done: int = 0,
 ) -> Programs:
-    """The programs of a run on `devices`; nothing is compiled yet.
+    """The programs of a run on `devices`, real or described; nothing is compiled yet.
 
     Args:
-        model: shape of the model.
-        optimizer: the optimizer and its schedule.
-        train: batches and how to compute on them.
+        model, optimizer, train: the configurations.
         devices: real devices, or those of a topology description.
-        eos_id: the id that ends a document.
-        padded: whether sequences may end in padding.
-        masked: whether ids are stored with a loss mask, see `training.step.document_mask`.
+        eos_id, padded, masked: as of `training.step.document_mask`.
         done: steps that are done before.
 
     Raises:
@@ -141,13 +134,13 @@ def build_programs(
         config, (backend, backend_reason) = resolved.train, resolved.backend
         parallel, length = config.parallel, config.sequence_length
         wasteful = lint(model, parallel, platform=layout.platform, sequence_length=length)
-        step = make_train_step(config, transformation, rate, layout, backend, boundaries, abstract)
+        loss = LossFunction(config, layout, backend, boundaries)
         return Program(
             model=model,
             train=config,
             layout=layout,
             optimizer=transformation,
-            step=step,
+            step=make_train_step(loss, transformation, rate, abstract),
             evaluation_step=evaluation_step,
             backend=backend,
             backend_reason=backend_reason,

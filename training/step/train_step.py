@@ -51,11 +51,7 @@ jax.tree_util.register_dataclass(LossSums, ("nll", "z", "count"), ())
 class LossFunction:
     """The summed loss of a batch, and its gradients with respect to float32 parameters.
 
-    Attributes:
-        config: configuration of the run, without "auto".
-        layout: mesh and axis rules.
-        backend: attention backend, see `models.attention.dispatch`.
-        boundaries: derives segments and loss mask from the stored ids.
+    `config` is without "auto", `backend` of `models.attention.dispatch`.
     """
 
     config: TrainConfig
@@ -68,9 +64,7 @@ class LossFunction:
     ) -> tuple[jax.Array, LossSums]:
         """The summed objective, nll + z-loss, and its two terms with the token count.
 
-        Args:
-            compute_params: the model in the compute dtype, gathered.
-            stored: stored ids, int32 [batch, position].
+        Takes the gathered model in the compute dtype and stored ids, int32 [batch, position].
         """
         tokens = self.boundaries.tokens(stored)
         with self.layout.activations():
@@ -132,13 +126,13 @@ def _select(keep: jax.Array, new: Any, old: Any) -> Any:
 
 
 def _apply(
-    state: TrainState,
-    gradients: Transformer,
-    loss: jax.Array,
-    sound: jax.Array,
-    rate: jax.Array,
     optimizer: optax.GradientTransformation,
     config: TrainConfig,
+    state: TrainState,
+    gradients: Transformer,
+    rate: jax.Array,
+    loss: jax.Array,
+    sound: jax.Array,
 ) -> tuple[TrainState, Metrics]:
     norm = optax.tree.norm(gradients)
     # Typed as Any: optax takes any pytree, its type annotations allow fewer.
@@ -171,12 +165,9 @@ def _apply(
 
 
 def make_train_step(
-    config: TrainConfig,
+    loss_function: LossFunction,
     optimizer: optax.GradientTransformation,
     rate: Schedule,
-    layout: Layout,
-    backend: str,
-    boundaries: Boundaries,
     abstract: TrainState,
 ) -> jax.stages.Wrapped:
     """The jitted step (state, tokens) -> (state, metrics); the state is donated.
@@ -188,7 +179,7 @@ def make_train_step(
 
     Neither making the step nor lowering it for a topology description needs a device.
     """
-    loss_function = LossFunction(config, layout, backend, boundaries)
+    config, layout = loss_function.config, loss_function.layout
 
     def train_step(state: TrainState, tokens: jax.Array) -> tuple[TrainState, Metrics]:
         sums, summed = loss_function.gradients(state.model, tokens)
@@ -200,7 +191,7 @@ def make_train_step(
         learning_rate = rate(state.step)
         loss = sums.nll / count
         sound = (sums.count > 0) & jnp.isfinite(loss + sums.z)
-        new, metrics = _apply(state, gradients, loss, sound, learning_rate, optimizer, config)
+        new, metrics = _apply(optimizer, config, state, gradients, learning_rate, loss, sound)
         metrics |= {
             "loss": loss,
             "learning_rate": learning_rate,

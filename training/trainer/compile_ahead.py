@@ -1,4 +1,4 @@
-"""Compiles or loads the steps of a run's batch phases in a thread.
+"""Compiles the steps of a run's batch phases in a thread.
 
 Compiling needs no arrays and reading arrays needs little CPU time, so the first step is compiled
 while the state is restored or initialized, and a run waits only for the longer of the two. In a run
@@ -22,9 +22,9 @@ from training.cost.executed_flops import executed_flops
 from training.fault.preemption import StopSignal
 from training.metrics.throughput import Throughput
 from training.step.program import Program
-from training.trainer.kept_program import KeptPrograms
 
 _POLL_SECONDS = 0.2
+_STEP = "jit_train_step-"  # beginning of the step's key in JAX's compilation cache
 
 
 @dataclass(frozen=True)
@@ -36,32 +36,38 @@ class CompiledPhase:
 
 
 class PhaseCompiler:
-    """Compiles the steps of batch phases one after the other, or loads them. Close it after use.
+    """Compiles the steps of batch phases one after the other. Close it after use.
 
     Args:
         job: the run.
         batch_phases: all phases of the run with their programs.
-        kept: the steps that earlier attempts compiled.
-
-    Attributes:
-        count: steps compiled so far; loaded steps are not counted.
-        loaded: steps loaded so far.
+        found: keys of the programs that JAX's compilation cache had, which it adds to.
     """
 
     def __init__(
         self,
         job: TrainJob,
         batch_phases: Sequence[tuple[BatchPhase, Program]],
-        kept: KeptPrograms,
+        found: Sequence[str] = (),
     ) -> None:
         self._job = job
         self._programs = dict(batch_phases)
-        self._kept = kept
+        self._found = found
         self._thread = ThreadPoolExecutor(1, "compile")
-        self.count = self.loaded = 0
+        self._done = 0
+
+    @property
+    def loaded(self) -> int:
+        """Steps that an earlier attempt had compiled."""
+        return sum(key.startswith(_STEP) for key in self._found)
+
+    @property
+    def count(self) -> int:
+        """Steps compiled so far."""
+        return self._done - self.loaded
 
     def start(self, phase: BatchPhase) -> Future[CompiledPhase]:
-        """Start to compile or load the step of a phase, after those that were started before."""
+        """Start to compile the step of a phase, after those that were started before."""
         return self._thread.submit(self._compile, phase)
 
     def start_likely(self) -> tuple[BatchPhase, Future[CompiledPhase]] | None:
@@ -91,9 +97,8 @@ class PhaseCompiler:
         program = self._programs[phase]
         traced = program.step.trace(program.abstract, program.abstract_batch())
         throughput = self._throughput(program)
-        compiled, loaded = self._kept.compile(program, traced.lower())
-        self.loaded += loaded
-        self.count += not loaded
+        compiled = traced.lower().compile()
+        self._done += 1
         return CompiledPhase(compiled, throughput)
 
     def _throughput(self, program: Program) -> Throughput:

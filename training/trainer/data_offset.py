@@ -37,11 +37,7 @@ def _order(data: DatasetSpec) -> str:
 
 
 def check_data_offset(stored: dict[str, Any], wanted: dict[str, Any], path: str) -> None:
-    """Refuse to resume from a checkpoint of other data, or at another offset.
-
-    Raises:
-        InputError: the offsets differ; the message names both.
-    """
+    """Refuse, with `InputError`, to resume from a checkpoint of other data or at another offset."""
     names = {"sequence_length": "sequences of {} tokens", "order": "data order {:.12}"}
     names["rows"] = "{} sequences read"
     for name, words in names.items():

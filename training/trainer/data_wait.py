@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from training.metrics.stopwatch import Stopwatch
@@ -18,7 +17,6 @@ BEHIND_SECONDS = 1e-3
 """A longer wait for a batch shows that the loader does not keep up."""
 
 
-@dataclass(eq=False)
 class TimedBatches:
     """Iterates over the loader's batches; counts the devices' idle time as `data_wait`.
 
@@ -28,19 +26,23 @@ class TimedBatches:
     first waits for the step, and only the wait after it counts. The loader's queue is empty then,
     so this delays only the hand-over of the next batch.
 
-    Attributes:
+    Args:
         batches: the loader.
         watch: the stopwatch, in `step` while the loop runs.
         clock: the stopwatch's clock, in nanoseconds.
         waiting: context of the wait for a batch, such as `Watchdog.waiting`.
     """
 
-    batches: Iterator[np.ndarray]
-    watch: Stopwatch
-    clock: Callable[[], int] = time.perf_counter_ns
-    waiting: Callable[[], AbstractContextManager[None]] = nullcontext
-    _running: Any = field(default=None, init=False)
-    _behind: bool = field(default=False, init=False)
+    def __init__(
+        self,
+        batches: Iterator[np.ndarray],
+        watch: Stopwatch,
+        clock: Callable[[], int] = time.perf_counter_ns,
+        waiting: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> None:
+        self._batches, self._watch, self._clock, self._waiting = batches, watch, clock, waiting
+        self._running: Any = None
+        self._behind = False
 
     def __iter__(self) -> Iterator[np.ndarray]:
         return self
@@ -53,12 +55,12 @@ class TimedBatches:
         running = self._running
         if self._behind and running is not None:
             running.block_until_ready()
-        started = self.clock()
-        with self.waiting():
-            batch = next(self.batches)
-        waited = self.clock() - started
+        started = self._clock()
+        with self._waiting():
+            batch = next(self._batches)
+        waited = self._clock() - started
         idle = running is None or running.is_ready()
         self._behind = idle and running is not None and waited > BEHIND_SECONDS * 1e9
         if idle:
-            self.watch.count_as("data_wait", waited)
+            self._watch.count_as("data_wait", waited)
         return batch

@@ -30,7 +30,6 @@ class InitialState:
     """The state and the progress that a run begins with.
 
     Attributes:
-        state: arrays of the train state.
         step: steps already done.
         history: metrics logs of these steps; another run's where `copied`.
         copied: whether `history` is another run's, to be copied and not continued in place.
@@ -61,10 +60,10 @@ def restore_or_init(job: TrainJob, program: Program, run: RunContext) -> Initial
             many steps as this run has, or more.
     """
 
-    def on_corrupt(step: int, path: str, reason: str) -> None:
+    def corrupt(step: int, path: str, reason: str) -> None:
         run.event("corrupt_checkpoint", step=step, path=path, reason=reason)
 
-    found = newest_sound(job.resume_from, program.abstract, on_corrupt, _read_progress)
+    found = newest_sound(job.resume_from, program.abstract, corrupt, _read_progress)
     if found is not None:
         step, path, state, progress = found
         check_data_offset(progress["data_offset"], data_offset(job.data, job.train, step), path)

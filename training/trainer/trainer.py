@@ -17,6 +17,7 @@ from contextlib import ExitStack, closing, contextmanager
 from types import TracebackType
 
 import jax
+import numpy as np
 
 from data.batches.dataset import Dataset
 from data.batches.loader import Loader
@@ -25,39 +26,40 @@ from pipeline.errors import InputError, PonenteError
 from training.checkpoint.checkpointer import Checkpointer
 from training.checkpoint.retention import dropped, due
 from training.config.batch_schedule import BatchPhase
-from training.config.job import MetricsRow, TrainJob, TrainResult, check_job
+from training.config.job import Listener, MetricsRow, TrainJob, TrainResult, check_job
 from training.evaluate.during_training import InTrainingEvaluation
 from training.metrics.history import Segment, read_history, to_relative
 from training.metrics.recorder import Recorder
+from training.metrics.stopwatch import Stopwatch
 from training.metrics.throughput import PeakMemory
 from training.optimizer.lr_schedule import schedule
-from training.sharding import distributed
 from training.step.program import Program, Programs, build_programs
 from training.step.state import TrainState
-from training.trainer import cpu_malloc
+from training.trainer.compilation_cache import cache_in
 from training.trainer.compile_ahead import CompiledPhase, PhaseCompiler
 from training.trainer.data_offset import data_offset
 from training.trainer.data_wait import TimedBatches
 from training.trainer.initial_state import InitialState, restore_or_init
-from training.trainer.kept_program import KeptPrograms
-from training.trainer.run_context import RunContext
+from training.trainer.run_context import RunContext, run_context
 
 logger = logging.getLogger(__name__)
 
 
 @fixed_numerics()
 def train(
-    job: TrainJob, run: RunContext | None = None, *, devices: Sequence[jax.Device] | None = None
+    job: TrainJob,
+    listener: Listener | None = None,
+    watch: Stopwatch | None = None,
+    *,
+    devices: Sequence[jax.Device] | None = None,
 ) -> TrainResult:
-    """Train `job` to its last step, or until SIGTERM.
+    """Train `job` to its last step, or until SIGTERM; every process of a gang calls it.
 
     Args:
         job: what to train; the same in every process.
-        run: callbacks and coordinator of this attempt; default no callbacks and a single process.
+        listener: hears of checkpoints, rows and events.
+        watch: stopwatch of the attempt, if it runs already.
         devices: devices to train on; default all.
-
-    Returns:
-        What the run did; `preempted` is set where SIGTERM ended it.
 
     Raises:
         InputError: the job is invalid, `max_skipped` steps in a row or all steps were not applied,
@@ -65,31 +67,26 @@ def train(
         CorruptOutput: every checkpoint to resume from is corrupt.
         StorageError: a checkpoint could not be written.
     """
-    run = run or RunContext()
     check_job(job)
-    # Several processes keep asynchronous dispatch: the watchdog compares the steps each has queued.
-    if run.coordinator is None:
-        cpu_malloc.compute_in_calling_thread()
-    distributed.initialize(run.coordinator)
-    data = job.data
-    setting = {"eos_id": data.eos_id, "padded": job.padded, "masked": data.masked}
-    devices = devices or jax.devices()
-    run.startup.ended("joining")
     programs = build_programs(
-        job.model, job.optimizer, job.train, devices, done=job.least_done, **setting
+        job.model,
+        job.optimizer,
+        job.train,
+        devices or jax.devices(),
+        eos_id=job.data.eos_id,
+        padded=job.padded,
+        masked=job.data.masked,
+        done=job.least_done,
     )
     layout = programs.largest.layout
     kind = layout.mesh.devices.flat[0].device_kind
     with (
-        closing(KeptPrograms(job.programs, job.program_directory, run.on_program)) as kept,
-        cpu_malloc.kept(layout.platform),
-        run.open(job, device=kind, devices=layout.devices),
-        closing(PhaseCompiler(job, programs.phases, kept)) as compiler,
+        cache_in(job.compiled_directory) as found,
+        run_context(job, listener, watch, device=kind, devices=layout.devices) as run,
+        closing(PhaseCompiler(job, programs.phases, found)) as compiler,
     ):
         result = _Trainer(job, programs, compiler, run).go()
         run.end(preempted=result.preempted)
-    if run.coordinator is not None:
-        distributed.shutdown()
     return result
 
 
@@ -155,14 +152,14 @@ class _Trainer:
         likely = compiler.start_likely()
         with run.phase("restore or init", "init"):
             start = restore_or_init(self.job, self.program, run)
-        run.startup.ended("restoring")
+        self.watch.ended("restoring")
         phase = compiler.phase_after(start.step)
         if phase is None:
             return start, None
         compiling = likely[1] if likely and likely[0] is phase else compiler.start(phase)
         with run.phase("compile"):
             compiled = compiler.result(compiling, run.stop)
-        run.startup.ended("compiling")
+        self.watch.ended("compiling")
         return start, compiled
 
     def _record_start(self, start: InitialState) -> None:
@@ -180,7 +177,7 @@ class _Trainer:
             if start.copied:
                 self._compare_rates(start)
             for step, path in start.corrupt:
-                self.run.on_drop(step, path)
+                self.run.drop(step, path)
 
     def _compare_rates(self, start: InitialState) -> None:
         """Tell when this run's schedule has another rate for the last step of the run before."""
@@ -221,12 +218,13 @@ class _Trainer:
             if not self._evaluate(step, state):
                 self.run.event("preempted", step=step)
                 return step, True
-            self.run.startup.ended("evaluation")
+            self.watch.ended("evaluation")
             if step == self.config.steps:
                 self._save(step, state)
         for phase, program in self.batch_phases:
             if phase.end <= step:
                 continue
+            # A batch of another shape has its own compiled step.
             if compiled is None:
                 with self._pause("compile"):
                     compiled = self.compiler.result(self.compiler.start(phase), self.run.stop)
@@ -235,11 +233,7 @@ class _Trainer:
                     self._save(step, state)
                 self.run.event("preempted", step=step)
                 break
-            self.recorder.throughput = compiled.throughput
-            with self._loader(dataset, phase, program, step) as loader:
-                state, step, stopped = self._train_phase(
-                    state, step, phase, program, compiled.step, loader
-                )
+            state, step, stopped = self._train_phase(state, step, phase, program, compiled, dataset)
             compiled = None
             if stopped:
                 break
@@ -251,34 +245,46 @@ class _Trainer:
         start: int,
         phase: BatchPhase,
         program: Program,
-        compiled: jax.stages.Compiled,
-        loader: Loader,
+        compiled: CompiledPhase,
+        dataset: Dataset,
     ) -> tuple[TrainState, int, bool]:
-        config, layout, batch_size = self.config, program.layout, program.train.batch_size
+        """Train to the end of a batch phase; return whether a stop was requested before."""
+        config, layout, run = self.config, program.layout, self.run
+        batch_size = program.train.batch_size
         rows = layout.process_rows(batch_size)
-        feed, step, stopping = TimedBatches(iter(loader), self.watch), start, False
-        feed.waiting = self.run.watchdog.waiting
-        self.watch.switch("step")
-        for step, batch in zip(range(start + 1, phase.end + 1), feed, strict=False):
-            self.run.startup.ended("first batch")
-            if self.run.profiler is not None and self.run.profiler.due(step):
-                with self._pause("profile", "other"):  # writing a trace may take minutes
-                    self.run.profiler.before(step)
-            tokens = layout.place(phase.cut(batch, rows), batch_size)
-            state, metrics = compiled(state, tokens)
-            feed.set_inflight(metrics["loss"])
-            self.recorder.push(step, metrics)
-            self.run.watchdog.beat(step)
-            last, stopping = step == config.steps, self.run.stop.requested()
-            if not stopping and self.evaluator.should_evaluate(step):
-                stopping = not self._evaluate(step, state)
-            if stopping or due(step, config):
-                self._save(step, state)
-            if stopping and (not last or self.evaluator.should_evaluate(step)):
-                self.run.event("preempted", step=step)
-                break
-        self.recorder.drain()
-        self.watch.switch("other")
+        self.recorder.throughput = compiled.throughput
+        with self._loader(dataset, phase, rows, start) as loader:
+            feed = TimedBatches(iter(loader), self.watch, waiting=run.watchdog.waiting)
+            step, stopping = start, False
+            self.watch.switch("step")
+            for step, batch in zip(range(start + 1, phase.end + 1), feed, strict=False):
+                self.watch.ended("first batch")
+                if run.profiler is not None and run.profiler.due(step):
+                    with self._pause("profile", "other"):  # writing a trace may take minutes
+                        run.profiler.before(step)
+
+                # Queue this step on the devices. The host goes on at once, and reads the metrics
+                # of the step before while this one runs.
+                tokens = layout.place(phase.cut(batch, rows), batch_size)
+                state, metrics = compiled.step(state, tokens)
+                feed.set_inflight(metrics["loss"])
+                self.recorder.push(step, metrics)
+                run.watchdog.beat(step)
+
+                # Evaluate, unless the machine is about to go; SIGTERM ends an evaluation too.
+                last, stopping = step == config.steps, run.stop.requested()
+                if not stopping and self.evaluator.should_evaluate(step):
+                    stopping = not self._evaluate(step, state)
+
+                # Save when it is due or time to leave. A stop at the last step with its scores
+                # known is no stop.
+                if stopping or due(step, config):
+                    self._save(step, state)
+                if stopping and (not last or self.evaluator.should_evaluate(step)):
+                    run.event("preempted", step=step)
+                    break
+            self.recorder.drain()
+            self.watch.switch("other")
         return state, step, stopping
 
     def _evaluate(self, step: int, state: TrainState) -> bool:
@@ -326,24 +332,19 @@ class _Trainer:
             yield
 
     def _checkpointer(self, start: InitialState) -> Checkpointer:
-        def failed(step: int, reason: str) -> None:
-            self.run.event("failed_checkpoint", step=step, reason=reason)
-
         return Checkpointer(
             self.job.checkpoint_directory,
+            self.run,
             attempt=self.job.attempt,
-            on_commit=self.run.commit,
-            on_drop=self.run.on_drop,
-            on_failure=failed,
             dropped=functools.partial(dropped, train=self.config),
             existing=start.existing,
         )
 
-    def _loader(self, dataset: Dataset, phase: BatchPhase, program: Program, step: int) -> Loader:
+    def _loader(self, dataset: Dataset, phase: BatchPhase, rows: np.ndarray, step: int) -> Loader:
         return Loader(
             dataset,
             batch_size=phase.rows,
-            rows=phase.read_rows(program.layout.process_rows(program.train.batch_size)),
+            rows=phase.read_rows(rows),
             start_batch=step - phase.first,
             stop_batch=phase.end - phase.first,
             first=phase.data_offset,

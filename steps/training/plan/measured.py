@@ -28,12 +28,12 @@ def speed_here(results: Results, devices: int) -> tuple[float, str] | None:
     for run in _newest(results):
         train, flops, seconds = run.train, 0.0, 0.0
         length = train.sequence_length
-        for attempt in run.journals:
-            if attempt["devices"] == devices and attempt["first_step"] is not None:
-                read = (rows_read(train, attempt[name]) for name in ("last_step", "first_step"))
-                tokens = (next(read) - next(read)) * length
+        for attempt in run.attempts:
+            if attempt.devices == devices and attempt.first_step is not None:
+                last, first = (rows_read(train, n) for n in (attempt.last_step, attempt.first_step))
+                tokens = (last - first) * length
                 flops += tokens * training_flops_per_token(run.model, length, causal=True)
-                seconds += attempt["buckets"].get("step", 0.0)
+                seconds += attempt.buckets.get("step", 0.0)
         if flops and seconds:
             return flops / seconds, run.path.rpartition("/")[2]
     return None

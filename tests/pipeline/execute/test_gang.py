@@ -302,10 +302,9 @@ def add_up(job: dict[str, str], *, process: GangProcess, emit: Emit) -> dict[str
     import ray
     from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-    from steps.gang import coordinator_of
-    from training.sharding import distributed
+    from steps.gang import joined
 
-    distributed.initialize(coordinator_of(process))
+    joined(process).__enter__()
     sharding = NamedSharding(Mesh(np.array(jax.devices()), ("d",)), PartitionSpec("d"))
     added = jax.jit(lambda x: x * 0 + jnp.sum(x), out_shardings=sharding)
     numbers = jax.make_array_from_process_local_data(sharding, np.ones(1, np.float32))

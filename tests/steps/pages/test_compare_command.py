@@ -15,7 +15,6 @@ from pipeline import InputError
 from pipeline.pages.readable import flat
 from steps.pages.run_record import of_directory
 from training.config import TrainConfig
-from training.metrics.journal import Attempt
 
 ROOT = Path(__file__).parents[3]
 compare = importlib.import_module("steps.pages.compare")  # of the package, the name is the step's
@@ -64,15 +63,13 @@ def test_what_is_no_run_is_refused_in_one_line(tmp_path):
     assert not (tmp_path / "page.html").exists()
 
 
-def attempt(step, name, entries, *, generation="g", began=0.0, first=0, last=0):
-    """An attempt at the train step in `step`: what it says of itself, and its journal."""
-    lines(step / "attempts" / name / "keep", entries)
-    journal = step / "journal" / generation
-    journal.mkdir(parents=True, exist_ok=True)
-    said = Attempt(
-        attempt=name, began=began, buckets={"step": 4.0}, first_step=first, last_step=last
-    )
-    (journal / f"{name}.json").write_bytes(said.to_json())
+def attempt(step, name, entries, *, build="g", began=0.0, last=0, **config):
+    """An attempt at the train step in `step`: what it says of itself and of its time."""
+    hardware = {"device": "cpu", "devices": 1, "processes": 1}
+    first = {"kind": "config", "attempt": name, "build": build, **hardware, **config}
+    times = {"kind": "time", "step": last, "buckets": {"step": 4.0}, "startup": {}}
+    rows = [first, *entries, {**times, "time": began + 4.0}]
+    lines(step / "attempts" / name / "keep", rows)
 
 
 def began(step):
@@ -83,15 +80,15 @@ def began(step):
 def unfinished(tmp_path):
     """Two builds of a step; the newest has three attempts, of which the second never began."""
     step = tmp_path / "train-0123"
-    attempt(step, "000001-z", [began(0), *steps(1, 2, loss=7)], generation="old", last=2)
+    attempt(step, "000001-z", [began(0), *steps(1, 2, loss=7)], build="old", last=2)
     train = TrainConfig(steps=6, batch_size=2, sequence_length=8)
-    config = {"kind": "config", "train": dataclasses.asdict(train)}
+    config = {"train": dataclasses.asdict(train)}
     scored = {"kind": "evaluation", "step": 3, "split": "validation", "loss": 2.0}
-    first = [config, began(0), *steps(1, 2, 3), scored, *steps(4, 5)]
-    attempt(step, "000002-y", first, began=10.0, last=5)
-    attempt(step, "000003-x", [config], began=20.0)
-    third = [config, began(3), *steps(4, loss=9)]
-    attempt(step, "000004-w", third, began=16.0, first=3, last=4)
+    first = [began(0), *steps(1, 2, 3), scored, *steps(4, 5)]
+    attempt(step, "000002-y", first, began=10.0, last=5, **config)
+    attempt(step, "000003-x", [], began=20.0, **config)
+    third = [began(3), *steps(4, loss=9)]
+    attempt(step, "000004-w", third, began=16.0, last=4, **config)
     return step
 
 
@@ -105,7 +102,7 @@ def test_an_unfinished_step_is_all_its_attempts(unfinished):
         (4, 36),
     ]
     assert [row["loss"] for row in found.evaluations] == [2.0]
-    assert [each["attempt"] for each in found.journals] == ["000002-y", "000003-x", "000004-w"]
+    assert [each.attempt for each in found.attempts] == ["000002-y", "000003-x", "000004-w"]
     figures = dict(row for row in compare.figures([found])[1:])
     assert figures["tokens in the loss"] == "40"
     assert {f"{name}, pauses included" for name in ("wall time", "goodput")} <= figures.keys()
@@ -117,7 +114,7 @@ def test_an_evaluation_that_was_made_again_at_the_step_an_attempt_began_with_cou
     names = ("validation", "other")
     for number, loss in enumerate((2.0, 3.0), 2):
         again = [{"kind": "evaluation", "step": 4, "split": n, "loss": loss} for n in names]
-        attempt(step, f"00000{number}-x", [began(4), *again, *steps(5)], first=4, last=5)
+        attempt(step, f"00000{number}-x", [began(4), *again, *steps(5)], last=5)
     found = of_directory(str(step), "live")
     assert [(r["step"], r["split"], r["loss"]) for r in found.evaluations] == [
         (4, "validation", 3.0),
@@ -132,7 +129,7 @@ def test_an_attempts_directory_is_the_run_up_to_its_end(unfinished):
         assert [row["loss"] for row in found.history] == losses
     old = of_directory(str(unfinished / "attempts" / "000001-z"), "old")
     assert [row["loss"] for row in old.history] == [7, 14]
-    assert [each["attempt"] for each in old.journals] == ["000001-z"]
+    assert [each.attempt for each in old.attempts] == ["000001-z"]
 
 
 def test_settings_of_an_unfinished_run_are_what_identifies_it(unfinished):
@@ -151,7 +148,7 @@ def test_settings_of_an_unfinished_run_are_what_identifies_it(unfinished):
 
 def test_a_step_that_has_written_nothing_yet_is_refused(tmp_path):
     """Naming what is missing, as any other directory is."""
-    attempt(tmp_path / "train-4567", "000001-a", [])
+    lines(tmp_path / "train-4567" / "attempts" / "000001-a" / "keep", [])
     with pytest.raises(InputError, match=r"metrics\.jsonl that is not empty"):
         of_directory(str(tmp_path / "train-4567"), "x")
 

@@ -14,8 +14,8 @@ from pipeline.store.manifest import Manifest
 from steps.artifacts import Scores
 from steps.pages import charts, page
 from steps.pages.run_record import RunRecord, of_directory
+from training.metrics.attempts import Attempt, Mark
 from training.metrics.goodput import account
-from training.metrics.journal import Attempt, Mark
 
 # Of the package, these names are the steps'.
 compare = importlib.import_module("steps.pages.compare")
@@ -36,7 +36,7 @@ def attempt(name, began, first, last, spent, *marks, outcome="running"):
     )
 
 
-JOURNALS = [
+ATTEMPTS = [
     attempt("a", 0.0, 0, 60, {"init": 5, "step": 60}, (50, 50.0)),
     attempt(
         "b",
@@ -82,7 +82,7 @@ def record(name="run", steps=100, scale=1.0, **changes):
         "history": history,
         "evaluations": evaluations,
         "samples": [{"step": s, "prompt": "A <b>", "completion": f"at {s}"} for s in (50, 100)],
-        "journals": [json.loads(each.to_json()) for each in JOURNALS],
+        "attempts": ATTEMPTS,
         "config": {"train": {"steps": steps, "seed": 0, "optimizer": {"learning_rate": scale}}},
         "entropy": 4.5,
     }
@@ -123,7 +123,7 @@ def texts(svg):
 def test_every_chart_of_a_run_says_what_it_shows():
     """Captions, units, legends of several curves and the restart."""
     run = record()
-    captioned = dict(report.training_charts(run, account(JOURNALS)))
+    captioned = dict(report.training_charts(run, account(ATTEMPTS)))
     assert all(svg.startswith("<svg") for svg in captioned.values())
     loss = texts(captioned["Loss"])
     for word in ("training", "validation", "code", "restart", "unigram entropy 4.50", "step"):
@@ -164,12 +164,12 @@ def test_configuration_and_samples_are_tables():
 
 
 def test_what_was_not_recorded_has_no_chart():
-    """An old record: losses and rates alone, no journal, no samples."""
+    """An old record: losses and rates alone, no times, no samples."""
     plain = [
         {"step": s, "loss": 3.0, "grad_norm": 1.0, "learning_rate": 0.1, "tokens_per_second": 5.0}
         for s in (1, 2, 3)
     ]
-    run = record(history=plain, evaluations=[], samples=[], journals=[], entropy=None)
+    run = record(history=plain, evaluations=[], samples=[], attempts=[], entropy=None)
     shown = {caption for caption, svg in report.training_charts(run, run.account()) if svg}
     assert shown == {
         *("Loss", "Learning rate", "Gradient norm, before clipping", "Throughput"),
@@ -187,13 +187,13 @@ def test_an_empty_run_and_one_of_nan_can_be_drawn():
 def test_the_same_data_draws_the_same_bytes():
     """Pages are compared by content."""
     assert charts.loss_chart(record()) == charts.loss_chart(record())
-    found = account(JOURNALS)
+    found = account(ATTEMPTS)
     assert charts.waterfall_chart(found) == charts.waterfall_chart(found)
 
 
 def test_the_waterfall_names_every_part_with_its_share():
     """Total first, then what was lost, steps last; small parts are not bars of nothing."""
-    found = account(JOURNALS)
+    found = account(ATTEMPTS)
     said = texts(charts.waterfall_chart(found))
     assert "total" in said
     assert "lost: done again" in said
@@ -206,7 +206,7 @@ def test_the_waterfall_names_every_part_with_its_share():
 
 def test_the_table_of_attempts():
     """What each ran on, did, lost, and how it ended."""
-    head, first, second = report.attempts_table(account(JOURNALS))
+    head, first, second = report.attempts_table(account(ATTEMPTS))
     assert len(head) == len(first) == len(second)
     assert first[1:4] == ["1 x cpu", "1", "0 to 60"]
     assert first[5] == duration(65 - 50 + 15)
@@ -219,25 +219,25 @@ def test_the_table_of_starts():
     """Seconds to the first step by part; an attempt without a first step has no total."""
     spent = {"starting": 1.0, "importing": 2.5, "restoring": 4.0}
     whole = dataclasses.replace(
-        JOURNALS[1], startup={**spent, "compiling": 0.5, "first step": 0.25}, loaded=True
+        ATTEMPTS[1], startup={**spent, "compiling": 0.5, "first step": 0.25}, loaded=True
     )
-    found = account([dataclasses.replace(JOURNALS[0], startup=spent), whole])
+    found = account([dataclasses.replace(ATTEMPTS[0], startup=spent), whole])
     head, first, second = report.startup_table(found)
     assert len(head) == len(first) == len(second)
     assert first[:4] == ["a", "compiled", "1.0 s", "2.5 s"]
     assert first[-1] == ""
     assert second[:4] == ["b", "kept", "1.0 s", "2.5 s"]
     assert second[-1] == "8.2 s"
-    assert len(report.startup_table(account(JOURNALS))) == 1
+    assert len(report.startup_table(account(ATTEMPTS))) == 1
 
 
 @pytest.mark.slow
 def test_an_attempt_that_was_killed_while_it_compiled_did_no_steps():
     """No restart is drawn for it, and the table gives it no steps."""
     compiling = Attempt(attempt="m", began=66.0, buckets={"compile": 10.0})
-    found = account([JOURNALS[0], compiling, JOURNALS[1]])
+    found = account([ATTEMPTS[0], compiling, ATTEMPTS[1]])
     assert [row[3] for row in report.attempts_table(found)[1:]] == ["0 to 60", "none", "50 to 100"]
-    without = report.training_charts(record(), account(JOURNALS))
+    without = report.training_charts(record(), account(ATTEMPTS))
     assert report.training_charts(record(), found) == without
 
 
@@ -319,7 +319,7 @@ def test_long_curves_keep_their_peaks_and_stay_small():
 
 def test_runs_side_by_side():
     """Curves in one chart, the settings that differ and no others, and how each ended."""
-    one, two = record("small rate"), record("large rate", scale=1.5, journals=[])
+    one, two = record("small rate"), record("large rate", scale=1.5, attempts=[])
     table = compare.differences([one, two])
     assert table == [
         ["setting", "small rate", "large rate"],
@@ -345,15 +345,15 @@ def test_runs_need_names_of_their_own():
 
 
 def test_a_run_that_still_goes_is_read_from_its_lines(tmp_path):
-    """Steps done again after a restart count once; journals lie beside."""
-    lines = [{"kind": "config", "time": 0, "run": "r", "train": {"steps": 9}}]
+    """Steps done again after a restart count once; its rows say what it took."""
+    names = dict.fromkeys(("attempt", "build", "device", "devices", "processes"), "")
+    lines = [{"kind": "config", "time": 0, "run": "r", "train": {"steps": 9}, **names}]
+    lines += [{"kind": "time", "time": 65, "step": 0, "buckets": {"step": 65.0}, "startup": {}}]
     lines += [{"kind": "step", "time": 1, "step": s, "loss": float(s)} for s in (1, 2, 3)]
     lines += [{"kind": "step", "time": 2, "step": s, "loss": 10.0 * s} for s in (3, 4)]
     lines += [{"kind": "evaluation", "time": 2, "step": 4, "loss": 2.0, "split": "web"}]
     text = "".join(json.dumps(each) + "\n" for each in lines)
     (tmp_path / "metrics.jsonl").write_text(text + '{"kind": "st')
-    (tmp_path / "journal").mkdir()
-    (tmp_path / "journal" / "a.json").write_bytes(JOURNALS[0].to_json())
     found = of_directory(str(tmp_path), "live")
     assert [row["loss"] for row in found.history] == [1.0, 2.0, 30.0, 40.0]
     assert found.splits == ["web"]

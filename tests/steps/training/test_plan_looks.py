@@ -167,12 +167,12 @@ def test_what_is_done_here_is_counted(trained, tmp_path):
 
     longer = dataclasses.replace(MINI.training, steps=80)
     _, found = facts(longer)
-    (journal,) = Checkpoint(trained, manifest_of(trained)).journals
+    (attempt,) = Checkpoint(trained, manifest_of(trained)).attempts
     flops = MINI.training.batch_size * MINI.length * MINI.training.steps
     flops *= training_flops_per_token(MINI.model, MINI.length, causal=True)
-    speed = flops / journal["buckets"]["step"]
+    speed = flops / attempt.buckets["step"]
     (line,) = (line for line in found.lines if line.startswith("measured"))
-    hours = 10 * journal["buckets"]["step"] / 3600
+    hours = 10 * attempt.buckets["step"] / 3600
     name = trained.rpartition("/")[2]
     assert line.removeprefix("measured    ") == (
         f"{speed / 1e9:,.1f} GFLOP/s in {name} on this machine, so about {hours:.2f} h of steps"

@@ -95,15 +95,17 @@ def main() -> None:
     """Save and restore in ways good and bad."""
     root, output, count, index, port = sys.argv[1:6]
     from pipeline.errors import CorruptOutput, StoreUnavailable
+    from tests.training.tiny import Heard
     from training.checkpoint import files
     from training.checkpoint.checkpointer import Checkpointer
     from training.checkpoint.restore import restore
-    from training.sharding import distributed
+    from training.sharding.distributed import joined
 
     restore_module = sys.modules["training.checkpoint.restore"]
-    distributed.initialize(distributed.Coordinator(f"127.0.0.1:{port}", int(count), int(index)))
-    leader, commits = index == "0", []
-    checkpointer = Checkpointer(root, attempt="a", on_commit=lambda *c: commits.append(c))
+    gang = joined(f"127.0.0.1:{port}", int(count), int(index))
+    gang.__enter__()
+    leader, heard = index == "0", Heard()
+    checkpointer = Checkpointer(root, heard, attempt="a")
     report: dict[str, Any] = {}
     first = state(1)
     # The others begin when process 0 has come back: a save that met them would never do so.
@@ -119,7 +121,7 @@ def main() -> None:
         report.setdefault("right", []).append(
             is_right(restore(path, like(jax.devices(), specs)), 1)
         )
-    report["committed"] = commits
+    report["committed"] = heard.committed
     of_one_process = restore(f"{root}/00000009.one", like(jax.devices(), SPECS), step=9)
     report["right"].append(is_right(of_one_process, 9))
     write = files._write_local
@@ -161,7 +163,7 @@ def main() -> None:
         report[name] = outcome(lambda error=error: restore_module.fail_together(failing(error)))
     with open(output, "w") as file:
         json.dump(report, file)
-    distributed.shutdown()
+    gang.__exit__(None, None, None)
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ def test_one_failed_save_is_told_and_the_next_one_made(new_checkpointer):
             raise error
 
     checkpointer = new_checkpointer(
-        on_commit=on_commit, on_failure=lambda *found: failures.append(found)
+        commit=on_commit, event=lambda kind, step, reason: failures.append((step, reason))
     )
     for step in range(1, 5):
         checkpointer.save(step, tiny.program().init(), {})
@@ -48,7 +48,9 @@ def test_a_store_that_cannot_say_what_is_there_costs_that_save_alone(new_checkpo
     monkeypatch.setattr(storage, "exists", exists)
     deleted = []
     monkeypatch.setattr(checkpoint, "_discard", deleted.append)
-    checkpointer = new_checkpointer(on_failure=lambda *found: failures.append(found))
+    checkpointer = new_checkpointer(
+        event=lambda kind, step, reason: failures.append((step, reason))
+    )
     for step in (1, 2, 3):
         checkpointer.save(step, tiny.program().init(), {})
         checkpointer._join()
@@ -66,11 +68,11 @@ def test_two_failed_saves_in_a_row_are_an_error_and_so_is_the_last(new_checkpoin
     def on_commit(step, path):
         raise OSError("no space left on device")
 
-    checkpointer = new_checkpointer(on_commit=on_commit)
+    checkpointer = new_checkpointer(commit=on_commit)
     checkpointer.save(1, tiny.program().init(), {})
     with pytest.raises(StoreUnavailable, match="no space left"):
         checkpointer.wait()
-    checkpointer = new_checkpointer(on_commit=on_commit, attempt="b")
+    checkpointer = new_checkpointer(commit=on_commit, attempt="b")
     checkpointer.save(1, tiny.program().init(), {})
     checkpointer.save(2, tiny.program().init(), {})
     with pytest.raises(StoreUnavailable, match="no space left"):
@@ -88,7 +90,7 @@ def test_an_old_checkpoint_that_cannot_be_deleted_waits_for_the_next_time(new_ch
             raise OSError("no answer")
         dropped.append(step)
 
-    checkpointer = new_checkpointer(on_drop=on_drop, dropped=lambda s: range(len(s) - 1))
+    checkpointer = new_checkpointer(drop=on_drop, dropped=lambda s: range(len(s) - 1))
     for step in (1, 2, 3):
         checkpointer.save(step, tiny.program().init(), {})
         checkpointer.wait()
@@ -108,7 +110,7 @@ def test_a_checkpoint_whose_record_fails_is_forgotten_and_deleted(new_checkpoint
     def on_drop(step, path):
         events.append(("drop", step, os.path.exists(path)))
 
-    checkpointer = new_checkpointer(on_commit=on_commit, on_drop=on_drop)
+    checkpointer = new_checkpointer(commit=on_commit, drop=on_drop)
     checkpointer.save(1, {"x": jnp.zeros(3)}, {})
     with pytest.raises(StorageError, match="no space left"):
         checkpointer.wait()

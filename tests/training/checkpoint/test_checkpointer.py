@@ -63,7 +63,7 @@ def test_commit_comes_after_every_byte(new_checkpointer, tmp_path):
         verify(path)
         seen.append((step, path, threading.current_thread() is threading.main_thread()))
 
-    checkpointer = new_checkpointer(on_commit=on_commit)
+    checkpointer = new_checkpointer(commit=on_commit)
     path = checkpointer.save(12, tiny.program().init(), PROGRESS)
     checkpointer.wait()
     assert path == str(tmp_path / "00000012.a")
@@ -102,7 +102,7 @@ def test_old_checkpoints_are_forgotten_then_deleted(new_checkpointer):
     train = TrainConfig(batch_size=1, keep_checkpoints=2, keep_every=4, milestones=(2,))
     checkpointer = new_checkpointer(
         dropped=functools.partial(dropped, train=train),
-        on_drop=on_drop,
+        drop=on_drop,
         existing=[(1, old_paths[0]), (2, old_paths[1])],
     )
     paths = {step: checkpointer.save(step, {"x": jnp.zeros(3)}, {}) for step in range(3, 8)}
@@ -118,8 +118,8 @@ def test_what_cannot_be_deleted_is_dropped_and_deleted_later(new_checkpointer, m
     records, delete = {}, storage.delete_tree
     checkpointer = new_checkpointer(
         dropped=lambda steps: range(len(steps) - 1),
-        on_commit=records.__setitem__,
-        on_drop=lambda step, path: records.pop(step),
+        commit=records.__setitem__,
+        drop=lambda step, path: records.pop(step),
     )
 
     def busy(path):
@@ -142,7 +142,7 @@ def test_what_cannot_be_deleted_is_dropped_and_deleted_later(new_checkpointer, m
 def test_existing_path_is_refused(new_checkpointer, tmp_path):
     """A path where anything is already is refused, and nothing is committed."""
     commits = []
-    checkpointer = new_checkpointer(on_commit=lambda step, path: commits.append(step))
+    checkpointer = new_checkpointer(commit=lambda step, path: commits.append(step))
     (tmp_path / "00000005.a").mkdir()
     (tmp_path / "00000006.a").write_text("a file where the directory should be")
     for step in (5, 6):
@@ -276,16 +276,16 @@ def test_a_bucket_holds_what_a_disk_holds(new_checkpointer, tmp_path, monkeypatc
     state = tiny.program(4, parallel=tiny.split(4)).init()
     with FakeGCS() as server:
         server.faults = Faults(failing, kinds=("503", "429", "reset"), seed=1)
-        commits = []
+        heard = tiny.Heard()
         remote = Checkpointer(
             "gs://bucket/run",
+            heard,
             attempt="a",
-            on_commit=lambda *c: commits.append(c),
             dropped=lambda steps: range(len(steps) - 1),
         )
         paths = [remote.save(step, state, PROGRESS) for step in (1, 2)]
         remote.wait()
-        assert commits == [(1, paths[0]), (2, "gs://bucket/run/00000002.a")]
+        assert heard.committed == [(1, paths[0]), (2, "gs://bucket/run/00000002.a")]
         like = tiny.program(2).abstract
         assert tiny.equal(restore(paths[1], like), state)
         assert read_progress(paths[1]) == PROGRESS

@@ -47,7 +47,7 @@ def test_a_box_is_put_together_from_the_chunks_that_overlap_it(given_):
         index: array[tuple(slice(*ends) for ends in grid.box(index))] for index in grid.every()
     }
     assert sorted(v for part in every.values() for v in part.flat) == list(array.flat)
-    assert [grid.number(index) for index in every] == list(range(grid.chunks))
+    assert [grid.number(index) for index in every] == list(range(math.prod(grid.count)))
     found = np.full(shape_of(box), -1)
     for index in grid.overlapping(box):
         shared = common(grid.box(index), box)

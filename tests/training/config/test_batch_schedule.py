@@ -22,7 +22,6 @@ from training.cost.memory_plan import Devices
 from training.cost.resolved_run import resolve_run
 from training.step.program import build_programs
 from training.trainer import compile_ahead, run_context
-from training.trainer.run_context import RunContext
 from training.trainer.trainer import train
 
 NUMBERS = st.sampled_from([1, 2, 4, 8])
@@ -84,19 +83,18 @@ def data(tmp_path_factory):
 @pytest.mark.slow
 def test_a_scheduled_run_compiles_once_a_phase_and_resumes_anywhere(data, tmp_path):
     """Tokens per step follow the schedules; resumed in each phase, the end has the same bits."""
-    committed = []
+    heard = tiny.Heard()
     job = tiny.make_job(data, train=SCHEDULED, checkpoint_directory=str(tmp_path / "whole"))
-    whole = train(
-        job, RunContext(on_commit=lambda *found: committed.append(found)), devices=jax.devices()[:1]
-    )
+    whole = train(job, heard, devices=jax.devices()[:1])
     assert whole.compilations == 3
     length, predicted = tiny.LENGTH, []
     for rows, pieces in ((8, 4), (8, 4), (16, 4), (16, 4), (16, 1), (16, 1)):
         predicted.append(rows * (length - pieces))  # the last token of a sequence has no target
     assert [row["tokens"] for row in tiny.rows(whole)] == predicted
     for step, compilations in ((1, 3), (3, 2)):
+        done = tuple(heard.committed[:step])
         resumed = dataclasses.replace(
-            job, resume_from=tuple(committed[:step]), checkpoint_directory=str(tmp_path / str(step))
+            job, resume_from=done, checkpoint_directory=str(tmp_path / str(step))
         )
         got = train(resumed, devices=jax.devices()[:1])
         assert got.compilations == compilations
@@ -187,7 +185,7 @@ def test_a_signal_between_two_phases_saves_at_once(data, tmp_path, monkeypatch, 
     monkeypatch.setattr(compile_ahead.PhaseCompiler, "_compile", compile)
     old = signal.getsignal(signal.SIGTERM)
     try:
-        stopped = train(job, RunContext(on_commit=on_commit), devices=jax.devices()[:1])
+        stopped = train(job, tiny.Heard(commit=on_commit), devices=jax.devices()[:1])
     finally:
         signal.signal(signal.SIGTERM, old)
     assert (stopped.preempted, stopped.steps) == (True, 3)

@@ -20,15 +20,9 @@ def main() -> None:
     from training.evaluate import follow_checkpoints
     from training.evaluate.checkpoint_scorer import Scored
     from training.evaluate.follow_checkpoints import Next
-    from training.sharding import distributed
-    from training.sharding.distributed import Coordinator
+    from training.sharding.distributed import joined
     from training.sharding.layout import make_layout
 
-    if int(count) > 1:
-        distributed.initialize(Coordinator(f"127.0.0.1:{port}", int(count), int(index)))
-    if int(index) == int(count) - 1:
-        fail_once(failing)
-    layout = make_layout(jax.devices())
     report: dict[str, Any] = {"loads": 0, "kept": [], "skipped": []}
 
     class Scorer:
@@ -36,21 +30,23 @@ def main() -> None:
 
         def load(self, path: str) -> Any:
             report["loads"] += 1
-            return load_model_onto(layout, path, tiny.MODEL)
+            return load_model_onto(make_layout(jax.devices()), path, tiny.MODEL)
 
         def score(self, model: Any) -> Scored:
             return Scored(rows=[], samples=[], tasks=[])
 
-    ended = follow_checkpoints.follow(
-        Scorer(),
-        lambda: Next("a", 1, checkpoint, end=bool(report["kept"] or report["skipped"])),
-        lambda found, scored: report["kept"].append(found.step),
-        lambda found, cause: report["skipped"].append(cause),
-    )
+    address = f"127.0.0.1:{port}" if int(count) > 1 else None
+    with joined(address, int(count), int(index)):
+        if int(index) == int(count) - 1:
+            fail_once(failing)
+        ended = follow_checkpoints.follow(
+            Scorer(),
+            lambda: Next("a", 1, checkpoint, end=bool(report["kept"] or report["skipped"])),
+            lambda found, scored: report["kept"].append(found.step),
+            lambda found, cause: report["skipped"].append(cause),
+        )
     with open(output, "w") as file:
         json.dump({**report, "ended": ended}, file)
-    if int(count) > 1:
-        distributed.shutdown()
 
 
 def fail_once(what: str) -> None:

@@ -15,17 +15,14 @@ def main() -> None:
     root, output, count, index, port, checkpoint = sys.argv[1:]
     from tests.training import tiny
     from training.evaluate.checkpoint_scorer import Scorer
-    from training.sharding import distributed
-    from training.sharding.distributed import Coordinator
+    from training.sharding.distributed import joined
 
-    if int(count) > 1:
-        distributed.initialize(Coordinator(f"127.0.0.1:{port}", int(count), int(index)))
-    scorer = Scorer(tiny.score_job(root))
-    scored = dataclasses.asdict(scorer.score(scorer.load(checkpoint)))
+    address = f"127.0.0.1:{port}" if int(count) > 1 else None
+    with joined(address, int(count), int(index)):
+        scorer = Scorer(tiny.score_job(root))
+        scored = dataclasses.asdict(scorer.score(scorer.load(checkpoint)))
     with open(output, "w") as file:
         json.dump(scored, file)
-    if int(count) > 1:
-        distributed.shutdown()
 
 
 if __name__ == "__main__":

@@ -14,14 +14,11 @@ pytestmark = pytest.mark.slow
 @pytest.mark.parametrize("what", ["index", "arrays", "disk"])
 def test_a_store_that_fails_in_one_process_makes_all_read_again(tmp_path, what):
     """Each reads twice, process 0 keeps one score, nothing is skipped, and they end together."""
-    checkpoints = []
-    saver = Checkpointer(
-        str(tmp_path), attempt="a", on_commit=lambda step, path: checkpoints.append(path)
-    )
-    saver.save(1, {"model": Transformer.init(tiny.MODEL, key=jax.random.key(0))}, {})
+    saver = Checkpointer(str(tmp_path), attempt="a")
+    path = saver.save(1, {"model": Transformer.init(tiny.MODEL, key=jax.random.key(0))}, {})
     saver.wait()
     reports = run_processes(
-        str(tmp_path), 2, 1, checkpoints[0], what, module="tests.training.evaluate.follow_worker"
+        str(tmp_path), 2, 1, path, what, module="tests.training.evaluate.follow_worker"
     )
     assert [report["loads"] for report in reports] == [2, 2]
     assert [report["kept"] for report in reports] == [[1], []]

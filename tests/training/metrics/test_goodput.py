@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from training.metrics.attempts import Attempt, Mark
 from training.metrics.goodput import LOST, account
-from training.metrics.journal import Attempt, Mark
 from training.metrics.stopwatch import BUCKETS
 
 MARKED = 3
@@ -19,7 +19,7 @@ COMPILED = 5
 
 
 def simulate(seed, kills, gaps, damage=0.0):
-    """A run second by second: (journals, seconds by what became of them).
+    """A run second by second: (attempts, seconds by what became of them).
 
     Every second belongs to a bucket; two seconds of `step` make a step. An attempt dies at the
     second of `kills` that belongs to it, and the next goes on from the newest checkpoint, or an
@@ -27,7 +27,7 @@ def simulate(seed, kills, gaps, damage=0.0):
     """
     rng = random.Random(seed)
     seconds = []  # [attempt, bucket or "dead", checkpointed step that must stand for it to count]
-    journals, now, saved = [], 1_000_000, [0]
+    attempts, now, saved = [], 1_000_000, [0]
     for index in range(len(kills) + 1):
         life = kills[index] if index < len(kills) else rng.randrange(1, 60)
         while life > COMPILED and len(saved) > 1 and rng.random() < damage:
@@ -56,7 +56,7 @@ def simulate(seed, kills, gaps, damage=0.0):
                             each[2] = step
                         open_seconds = []
             now += 1
-        journals.append(
+        attempts.append(
             Attempt(
                 attempt=f"a{index}",
                 began=float(began),
@@ -72,7 +72,7 @@ def simulate(seed, kills, gaps, damage=0.0):
     truth = dict.fromkeys((*BUCKETS, *LOST), 0)
     for _, bucket, _ in seconds:
         truth[bucket] += 1
-    return journals, truth
+    return attempts, truth
 
 
 RUNS = st.integers(0, 5).flatmap(
@@ -87,31 +87,31 @@ RUNS = st.integers(0, 5).flatmap(
 
 @given(RUNS, st.randoms())
 def test_every_second_of_a_run_is_where_the_simulation_put_it(run, shuffle):
-    """Any number of kills, dead times and damaged checkpoints; journals in any order."""
-    journals, truth = simulate(*run)
-    shuffled = list(journals)
+    """Any number of kills, dead times and damaged checkpoints; attempts in any order."""
+    attempts, truth = simulate(*run)
+    shuffled = list(attempts)
     shuffle.shuffle(shuffled)
     found = account(shuffled)
     assert found.parts == pytest.approx(truth)
     assert found.total == sum(truth.values())
-    assert len(found.spans) == len(journals)
+    assert len(found.spans) == len(attempts)
 
 
 @given(RUNS, st.randoms())
 def test_names_of_leases_put_attempts_in_order_whatever_the_clocks_say(run, shuffle):
     """A machine's clock a day off, each attempt on another: what counts is what counted."""
-    journals, truth = simulate(*run)
+    attempts, truth = simulate(*run)
     skewed = [
         dataclasses.replace(
             each,
             attempt=f"{999_998 + number:06d}-{shuffle.getrandbits(32):08x}",
             began=each.began + shuffle.uniform(-86_400, 86_400),
         )
-        for number, each in enumerate(journals)
+        for number, each in enumerate(attempts)
     ]
     shuffle.shuffle(skewed)
     found = account(skewed)
-    assert [span.attempt.buckets for span in found.spans] == [each.buckets for each in journals]
+    assert [span.attempt.buckets for span in found.spans] == [each.buckets for each in attempts]
     counted = {name: found.parts[name] for name in BUCKETS}
     assert counted == pytest.approx({name: truth[name] for name in BUCKETS})
     assert min(found.parts.values()) >= 0

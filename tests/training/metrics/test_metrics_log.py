@@ -1,6 +1,5 @@
 """The one history: written once, cut where a checkpoint says, whole after a store failed."""
 
-import errno
 import json
 import math
 import tempfile
@@ -15,7 +14,6 @@ from hypothesis import strategies as st
 from pipeline.errors import CorruptOutput, InputError, StoreUnavailable
 from pipeline.store import storage
 from pipeline.store.decode import parse_json
-from training.metrics import history, metrics_log
 from training.metrics.history import (
     MEASURED,
     NAME,
@@ -60,7 +58,7 @@ def test_a_row_that_is_not_finite_is_json_and_is_read_as_nan(tmp_path):
         log.write("step", row)
     log.write("config", {"clip": math.inf, "name": None})
     log.close(10)
-    write_history(str(tmp_path / "all"), log.history)
+    write_history(str(tmp_path / "all"), log.history, [])
     for file in (tmp_path / NAME, tmp_path / "all" / NAME):
         for line in file.read_bytes().splitlines():
             parse_json(line)  # which knows no constants
@@ -79,33 +77,29 @@ attempts_at_a_run = st.lists(
 @given(attempts_at_a_run, st.sampled_from(["", "memory://log"]))
 def test_the_history_after_any_interruptions_is_that_of_a_dictionary(attempts, store):
     """Each attempt resumes from some checkpoint before the end; steps done again count once."""
-    metrics_log.PART_BYTES, part_bytes = 100, metrics_log.PART_BYTES
-    try:
-        with tempfile.TemporaryDirectory() as folder:
-            root = f"{store}{folder}"
-            checkpoints, want, wanted = {0: ()}, {}, {}
-            for index, (back, ahead) in enumerate(attempts):
-                begins = sorted(checkpoints)[max(-len(checkpoints), -1 - back)]
-                log = new_log(f"{root}/{index}/keep")
-                log.resume(checkpoints[begins])
-                want = dict(wanted.get(begins, {}))
-                for step in range(begins + 1, begins + ahead + 1):
-                    log.write("step", {"step": step, "by": index})
-                    log.write("preempted", {"step": step})
-                    want[step] = index
-                    base = f"{root}/{index}/checkpoints/{step}"
-                    stored = json.loads(json.dumps(to_relative(log.history, base)))
-                    log.flush()
-                    checkpoints[step] = from_relative(stored, base)
-                    wanted[step] = dict(want)
-                log.write("step", {"step": step + 1, "by": index})  # after the last checkpoint
-                log.close(10)
-                check_history(checkpoints[step])
-                rows = tables(read_history(checkpoints[step]))["history"]
-                assert {row["step"]: row["by"] for row in rows} == want
-                assert [row["step"] for row in rows] == sorted(want)
-    finally:
-        metrics_log.PART_BYTES = part_bytes
+    with tempfile.TemporaryDirectory() as folder:
+        root = f"{store}{folder}"
+        checkpoints, want, wanted = {0: ()}, {}, {}
+        for index, (back, ahead) in enumerate(attempts):
+            begins = sorted(checkpoints)[max(-len(checkpoints), -1 - back)]
+            log = new_log(f"{root}/{index}/keep")
+            log.resume(checkpoints[begins])
+            want = dict(wanted.get(begins, {}))
+            for step in range(begins + 1, begins + ahead + 1):
+                log.write("step", {"step": step, "by": index})
+                log.write("preempted", {"step": step})
+                want[step] = index
+                base = f"{root}/{index}/checkpoints/{step}"
+                stored = json.loads(json.dumps(to_relative(log.history, base)))
+                log.flush()
+                checkpoints[step] = from_relative(stored, base)
+                wanted[step] = dict(want)
+            log.write("step", {"step": step + 1, "by": index})  # after the last checkpoint
+            log.close(10)
+            check_history(checkpoints[step])
+            rows = tables(read_history(checkpoints[step]))["history"]
+            assert {row["step"]: row["by"] for row in rows} == want
+            assert [row["step"] for row in rows] == sorted(want)
 
 
 def test_what_a_checkpoint_holds_does_not_grow_with_the_steps(tmp_path):
@@ -152,37 +146,22 @@ def test_an_attempt_has_a_log_of_its_own(tmp_path):
         new_log(tmp_path)
 
 
-def test_only_the_end_of_a_log_is_uploaded_again(tmp_path, monkeypatch):
-    """Of an object store: full objects are written once, and bytes are those of the entries."""
-    for module in (metrics_log, history):
-        monkeypatch.setattr(module, "PART_BYTES", 1000)
-    log_url = "memory://parts/run"
-    written, write = [], storage.write_atomic
-
-    def counted(url, data):
-        written.append((url, len(data)))
-        write(url, data)
-
-    monkeypatch.setattr(storage, "write_atomic", counted)
-    log = new_log(log_url)
-    for step in range(200):
+def test_a_log_in_a_store_that_lost_its_end_or_is_of_an_older_version():
+    """Sizes are of all its parts; earlier versions named these otherwise."""
+    log = new_log("memory://parts/run")
+    for step in range(3):
         log.write("step", {"step": step})
         log.flush()
-    full = [url for url, size in written if size == 1000]
-    assert len(full) == len(set(full)) > 5
-    assert max(size for _, size in written) == 1000
-    assert steps(log_url) == list(range(200))
-    size = sum(len(storage.read_bytes(f"memory://parts/run/{n}")) for n in log_files(log_url))
-    check_history([(log_url, size)])
-    with pytest.raises(CorruptOutput, match=f"expected {size + 1:,} bytes .* found {size:,}"):
-        check_history([(log_url, size + 1)])
     log.close(10)
-    assert Path(log.path).exists()  # for trackers, which may still read it
-    log.remove_copy()
-    assert not Path(log.path).exists()
-    storage.delete_tree(f"{log_url}/metrics.000000000002000.jsonl")
-    with pytest.raises(CorruptOutput, match="found 2,000"):
-        check_history([(log_url, size)])
+    (_, size), history = log.history[-1], list(log.history)
+    check_history(history)
+    with pytest.raises(CorruptOutput, match=f"expected {size + 1:,} bytes .* found {size:,}"):
+        check_history([(history[0][0], size + 1)])
+    whole = b"".join(storage.read_bytes(url) for url, _ in log_files("memory://parts/run"))
+    for begin in (0, 60):
+        part = whole[begin:][: 60 if not begin else None]
+        storage.write_atomic(f"memory://parts/old/metrics.{begin:015d}.jsonl", part)
+    assert steps("memory://parts/old", size) == steps("memory://parts/run") == [0, 1, 2]
 
 
 def test_a_store_that_fails_for_a_while_gets_everything_when_it_is_back(monkeypatch, caplog):
@@ -195,7 +174,7 @@ def test_a_store_that_fails_for_a_while_gets_everything_when_it_is_back(monkeypa
         write(url, data)
 
     monkeypatch.setattr(storage, "write_atomic", write_or_fail)
-    log = MetricsLog("memory://fails/run", every=0.002, upload_every=0.0)
+    log = MetricsLog("memory://fails/run", every=0.002)
     for step in range(6):
         (failing.set if step in (2, 3) else failing.clear)()
         log.write("step", {"step": step})
@@ -207,41 +186,6 @@ def test_a_store_that_fails_for_a_while_gets_everything_when_it_is_back(monkeypa
             log.flush()
             assert steps("memory://fails/run") == list(range(step + 1))
     log.close(10)
-    assert caplog.text.count("will be retried: 503") == 1
-
-
-class Full:
-    """A file on a disk with room for so many bytes more."""
-
-    def __init__(self, file, room):
-        self.file, self.room = file, room
-
-    def write(self, data):
-        if not self.room:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        done = self.file.write(data[: self.room])
-        self.room -= done
-        return done
-
-    def __getattr__(self, name):
-        return getattr(self.file, name)
-
-
-@given(st.lists(st.integers(0, 60), min_size=1, max_size=12))
-def test_what_a_full_disk_did_not_take_is_written_when_there_is_room(rooms):
-    """Whole lines in order, however the room comes and goes."""
-    with tempfile.TemporaryDirectory() as directory:
-        log = new_log(directory)
-        log._file = disk = Full(log._file, 0)
-        for step, disk.room in enumerate(rooms):
-            log.write("step", {"step": step})
-            try:
-                log.flush()
-            except OSError:
-                assert disk.room == 0
-        disk.room = 10**6
-        log.close(10)
-        assert steps(directory) == list(range(len(rooms)))
 
 
 def test_a_torn_last_line_is_passed_over(tmp_path):
@@ -274,7 +218,7 @@ def test_the_record_of_a_run_is_its_history_and_its_digest_knows_no_clock(tmp_pa
             log.write("step", {"step": cut + 1, "loss": 0.0})
             log.close(10)
         record = tmp_path / f"{name}-record"
-        write_history(str(record), history)
+        write_history(str(record), history, [])
         rows = tables(read_log(str(record)))
         assert rows["history"] == [plain(each) for each in read_history(history)]
         found.append((content_of(history), [row["loss"] for row in rows["history"]]))

@@ -13,7 +13,6 @@ from training.checkpoint.checkpointer import Checkpointer
 from training.checkpoint.restore import restore
 from training.checkpoint.tree_names import flatten
 from training.step.program import build_program
-from training.trainer.run_context import RunContext
 from training.trainer.trainer import train
 
 RATES = {"adamw": 1e-2, "muon": 1e-2, "lion": 3e-3}
@@ -73,14 +72,10 @@ def test_a_resumed_job_is_the_uninterrupted_one(kind, tmp_path):
     job = tiny.make_job(
         str(tmp_path), optimizer=optimizer(kind, "float32"), checkpoint_directory=f"{tmp_path}/a"
     )
-    committed = []
-    want = train(
-        job,
-        RunContext(on_commit=lambda step, path: committed.append((step, path))),
-        devices=jax.devices()[:1],
-    )
+    heard = tiny.Heard()
+    want = train(job, heard, devices=jax.devices()[:1])
     resumed = dataclasses.replace(
-        job, resume_from=tuple(committed[:3]), checkpoint_directory=f"{tmp_path}/b"
+        job, resume_from=tuple(heard.committed[:3]), checkpoint_directory=f"{tmp_path}/b"
     )
     got = train(resumed, devices=jax.devices()[:1])
     assert len(tiny.entries(resumed, "resumed")) == 1

@@ -10,19 +10,10 @@ from tests.training import tiny
 from training.checkpoint.restore import load_model, restore
 from training.config.job import Start
 from training.trainer.initial_state import restore_or_init
-from training.trainer.run_context import RunContext
 from training.trainer.trainer import train
 
+HEARD = tiny.Heard()
 CONSTANT = dataclasses.replace(tiny.OPTIMIZER, schedule="constant")
-
-
-def nothing_corrupt():
-    """A run in which no checkpoint may be damaged."""
-
-    def fail(kind, fields):
-        raise AssertionError(fields)
-
-    return RunContext(on_event=fail)
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +33,7 @@ def start_with(finished, take, **changes):
         train=dataclasses.replace(tiny.TRAIN, **changes),
         start=Start(checkpoint=finished[2].checkpoint, take=take),
     )
-    return restore_or_init(job, program, nothing_corrupt()), program
+    return restore_or_init(job, program, HEARD), program
 
 
 @pytest.mark.slow
@@ -143,7 +134,7 @@ def test_a_new_run_starts_from_the_model_that_was_published(finished, tmp_path, 
     begun = tiny.rows(averaged, "evaluations")[-1]["loss"]
     start = Start(checkpoint=averaged.checkpoint, take=take)
     found = restore_or_init(
-        dataclasses.replace(finished[1], start=start), tiny.program(steps=4), nothing_corrupt()
+        dataclasses.replace(finished[1], start=start), tiny.program(steps=4), HEARD
     )
     assert tiny.equal(found.state.model, load_model(averaged.checkpoint, tiny.MODEL))
     again = dataclasses.replace(
@@ -178,4 +169,4 @@ def test_a_run_with_checkpoints_of_its_own_resumes_and_does_not_start_again(fini
     _, job, four = finished
     start = Start(checkpoint="/nowhere", take="model")
     own = dataclasses.replace(job, resume_from=((4, four.checkpoint),), start=start)
-    assert restore_or_init(own, tiny.program(steps=4), nothing_corrupt()).step == 4
+    assert restore_or_init(own, tiny.program(steps=4), HEARD).step == 4

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from tests.training import tiny
-from training.trainer.run_context import RunContext
 from training.trainer.trainer import train
 
 STEPS = 12
@@ -31,15 +30,15 @@ def test_losses_stay_within_1e5_over_moves_between_devices(tmp_path):
             microbatches=microbatches,
             parallel=tiny.split(min(2, devices)),
         )
-        records = []
+        heard = tiny.Heard()
         result = train(
             dataclasses.replace(
                 job, train=moved, resume_from=tuple(committed[-1:]), attempt=str(devices)
             ),
-            RunContext(on_commit=lambda step, path, records=records: records.append((step, path))),
+            heard,
             devices=jax.devices()[:devices],
         )
-        committed = [record for record in records if record[0] <= until]
+        committed = [record for record in heard.committed if record[0] <= until]
         assert committed[-1][0] == until
         steps = [row["step"] for row in tiny.rows(result)[begin:until]]
         assert steps == [*range(begin + 1, until + 1)]

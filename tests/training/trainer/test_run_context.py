@@ -15,14 +15,14 @@ import pytest
 from tests.training import tiny
 from training.checkpoint.restore import load_model
 from training.evaluate.evaluator import Evaluator
+from training.metrics.attempts import read_attempts
 from training.metrics.goodput import account
 from training.metrics.history import plain, read_log
-from training.metrics.journal import read_journals
 from training.metrics.metrics_log import MetricsLog
-from training.metrics.stopwatch import BUCKETS
+from training.metrics.stopwatch import BUCKETS, STARTUP
 from training.metrics.trackers.backends import BACKENDS, sample_name
 from training.metrics.trackers.children import Trackers
-from training.trainer.run_context import RunContext, tracker_context
+from training.trainer.run_context import run_context, tracker_context
 from training.trainer.trainer import train
 
 
@@ -41,20 +41,15 @@ def job(root, home, attempt, **changes):
         train=dataclasses.replace(tiny.TRAIN, checkpoint_every=2, **given),
         attempt=attempt,
         checkpoint_directory=f"{home}/checkpoints",
-        journal_directory=f"{home}/journal",
         run_directory=f"{home}/runs/{attempt}",
         **changes,
     )
 
 
 def run(work):
-    committed = []
-    result = train(
-        work,
-        RunContext(on_commit=lambda step, path: committed.append((step, path))),
-        devices=jax.devices()[:1],
-    )
-    return result, committed
+    heard = tiny.Heard()
+    result = train(work, heard, devices=jax.devices()[:1])
+    return result, heard.committed
 
 
 def lines(home, attempt, kind):
@@ -73,20 +68,23 @@ def test_two_attempts_leave_one_account_and_one_history(root, tmp_path):
     assert [row["step"] for row in lines(tmp_path, "a", "step")] == [1, 2, 3, 4, 5, 6]
     assert [each["step"] for each in lines(tmp_path, "a", "evaluation")] == [0, 4, 6]
     assert lines(tmp_path, "a", "config")[0]["train"]["steps"] == 6
-    journals = read_journals(f"{tmp_path}/journal")
-    assert [(j.attempt, j.first_step, j.last_step, j.outcome) for j in journals] == [
+    attempts = read_attempts(f"{tmp_path}/runs/{name}" for name in "ab")
+    assert [(a.attempt, a.first_step, a.last_step, a.outcome) for a in attempts] == [
         ("a", 0, 6, "finished"),
         ("b", 4, 6, "finished"),
     ]
-    assert [mark.step for mark in journals[0].marks] == [2, 4, 6]
-    for journal, result in zip(journals, (first, second), strict=True):
+    assert [mark.step for mark in attempts[0].marks] == [2, 4, 6]
+    for attempt, result in zip(attempts, (first, second), strict=True):
+        assert (attempt.device, attempt.devices, attempt.processes) == ("cpu", 1, 1)
         assert set(result.seconds) == {*BUCKETS, "total"}
-        assert 0 <= journal.seconds - result.seconds["total"] < 5
-        waited = sum(row["data_wait"] for row in tiny.rows(result)[journal.first_step :])
-        assert journal.buckets["data_wait"] == pytest.approx(waited, abs=1e-6)
+        assert 0 <= attempt.seconds - result.seconds["total"] < 5
+        waited = sum(row["data_wait"] for row in tiny.rows(result)[attempt.first_step :])
+        assert attempt.buckets["data_wait"] == pytest.approx(waited, abs=1e-6)
         for bucket in ("init", "step", "evaluation", "checkpoint"):
-            assert journal.buckets[bucket] > 0, bucket
-    found = account(journals)
+            assert attempt.buckets[bucket] > 0, bucket
+        assert list(attempt.startup) == [part for part in STARTUP if part in attempt.startup]
+        assert {"restoring", "first batch", "first step"} <= attempt.startup.keys()
+    found = account(attempts)
     assert found.parts["redone"] > 0
     assert sum(found.parts.values()) == pytest.approx(found.total)
 
@@ -96,7 +94,7 @@ FAILS = (sys.executable, "-c", "import sys; sys.exit('quota')")
 
 @pytest.mark.slow
 def test_observation_changes_no_bit(root, tmp_path, monkeypatch):
-    """With a broken tracker, a profile and a journal the parameters are those of a run without."""
+    """With a broken tracker and a profile the parameters are those of a run without."""
     monkeypatch.setattr(Trackers.__init__, "__defaults__", (FAILS,))
     watched, _ = run(job(root, tmp_path, "a", train={"trackers": ("wandb",), "profile": (3, 2)}))
     bare = tiny.make_job(
@@ -120,14 +118,14 @@ def test_a_tracker_that_fails_is_reported_once_and_in_the_thread_of_the_loop(
     """Whoever hears of it may fail as well; the metrics log has every row."""
     told = []
 
-    def on_event(kind, fields):
-        told.append((kind, fields["reason"], threading.current_thread()))
+    def event(kind, reason):
+        told.append((kind, reason, threading.current_thread()))
         if deaf:
             raise RuntimeError("nobody listens")
 
     monkeypatch.setattr(Trackers.__init__, "__defaults__", (FAILS,))
-    context = RunContext(on_event=on_event)
-    with context.open(job(root, tmp_path, "a", train={"trackers": ("wandb",)})):
+    work = job(root, tmp_path, "a", train={"trackers": ("wandb",)})
+    with run_context(work, tiny.Heard(event=event)) as context:
         context.began(0)
         context._trackers._children["wandb"].wait(20)
         assert told == []
@@ -148,15 +146,18 @@ def test_a_tracker_that_starts_late_reads_a_run_in_a_store(root, tmp_path, monke
         f"sys.stdin.buffer.read(); open({str(out)!r}, 'w').write(open(context['path']).read())"
     )
     monkeypatch.setattr(Trackers.__init__, "__defaults__", ((sys.executable, "-c", code),))
-    context = RunContext()
-    with context.open(job(root, "memory://late", "a", train={"trackers": ("wandb",)})):
+    work = job(root, "memory://late", "a", train={"trackers": ("wandb",)})
+    with run_context(work) as context:
         context.began(0)
         context.row({"step": 1, "loss": 1.0})
         context.end(preempted=False)
     assert [json.loads(line)["kind"] for line in out.read_text().splitlines()] == [
-        *("config", "began", "step")
+        "config",
+        "time",
+        "began",
+        "step",
     ]
-    assert not os.path.exists(os.path.dirname(context.log.path))
+    assert not os.path.exists(context.log.path)
 
 
 @pytest.mark.parametrize(("library", "keyword"), [("wandb", "id"), ("trackio", "name")])
@@ -170,7 +171,7 @@ def test_a_run_built_anew_is_another_run_to_services(root, tmp_path, monkeypatch
         work = dataclasses.replace(
             job(root, tmp_path / str(number), attempt),
             name="train-1234",
-            journal_directory=build and f"{tmp_path}/journal/{build}",
+            shared_directory=build and f"{tmp_path}/shared/{build}",
         )
         BACKENDS[library](tracker_context(work, "metrics.jsonl"), [])
     found = [call.kwargs[keyword] for call in module.init.call_args_list]
@@ -184,12 +185,12 @@ def test_tensorboard_has_one_run_for_all_attempts(root, tmp_path, monkeypatch):
     entries = [{"kind": "config"}, {"kind": "began", "step": 5}, {"kind": "step", "step": 6}]
     for build, attempt in (("0a1b", "a"), ("0a1b", "b"), ("2c3d", "a")):
         work = dataclasses.replace(
-            job(root, tmp_path, attempt), journal_directory=f"{tmp_path}/journal/{build}"
+            job(root, tmp_path, attempt), shared_directory=f"{tmp_path}/shared/{build}"
         )
         context = tracker_context(work, "metrics.jsonl")
         BACKENDS["tensorboard"](context, [{"time": 1.0, **entry} for entry in entries])
     calls = [call.kwargs for call in module.SummaryWriter.call_args_list]
-    directories = [call["logdir"].removeprefix(f"{tmp_path}/journal/") for call in calls]
+    directories = [call["logdir"].removeprefix(f"{tmp_path}/shared/") for call in calls]
     assert directories == [f"{build}/tensorboard" for build in ("0a1b", "0a1b", "2c3d")]
     assert [call["purge_step"] for call in calls] == [6, 6, 6]
 
@@ -215,12 +216,12 @@ def test_a_checkpoint_is_recorded_after_its_metrics_are_stored(root, tmp_path, m
         flush(log)
 
     monkeypatch.setattr(MetricsLog, "flush", flush_or_fail)
-    context = RunContext(on_commit=lambda *found: recorded.append((found, steps())))
 
     def steps():
         return [row["step"] for row in lines(tmp_path, "a", "step")]
 
-    with context.open(job(root, tmp_path, "a")):
+    heard = tiny.Heard(commit=lambda *found: recorded.append((found, steps())))
+    with run_context(job(root, tmp_path, "a"), heard) as context:
         context.row({"step": 1})
         with contextlib.suppress(OSError):
             context.commit(1, "path")
@@ -231,9 +232,8 @@ def test_secrets_of_the_environment_are_written_nowhere(root, tmp_path, monkeypa
     """A canary in the variables that keys are read from is in none of the files."""
     for name in ("WANDB_API_KEY", "HF_TOKEN", "GOOGLE_APPLICATION_CREDENTIALS"):
         monkeypatch.setenv(name, "canary-1234")
-    context = RunContext()
     work = job(root, tmp_path, "a", train={"trackers": ("tensorboard", "wandb", "trackio")})
-    with context.open(work):
+    with run_context(work) as context:
         context.row({"step": 1, "loss": 2.0})
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert tmp_path / "runs" / "a" / "metrics.jsonl" in files
@@ -243,10 +243,10 @@ def test_secrets_of_the_environment_are_written_nowhere(root, tmp_path, monkeypa
 
 
 @pytest.mark.slow
-def test_a_run_that_fails_says_so_in_its_journal(root, tmp_path, monkeypatch):
+def test_a_run_that_fails_says_so_in_its_last_row(root, tmp_path, monkeypatch):
     """Whatever ended it."""
     monkeypatch.setattr(Evaluator, "__call__", lambda *_: json.loads("no json"))
     with pytest.raises(ValueError, match="Expecting"):
         run(job(root, tmp_path, "a"))
-    (journal,) = read_journals(f"{tmp_path}/journal")
-    assert journal.outcome == "failed"
+    (attempt,) = read_attempts([f"{tmp_path}/runs/a"])
+    assert attempt.outcome == "failed"

@@ -18,9 +18,7 @@ from tests.training import tiny
 from training.checkpoint import files
 from training.checkpoint.restore import load_model
 from training.evaluate import evaluator
-from training.trainer import run_context
-from training.trainer.kept_program import KeptPrograms
-from training.trainer.run_context import RunContext
+from training.trainer import compile_ahead, run_context
 from training.trainer.trainer import train
 
 HALF = dataclasses.replace(tiny.TRAIN, parallel=tiny.split(2))
@@ -45,13 +43,9 @@ def whole(data, tmp_path_factory):
             train=tiny.TRAIN if devices == 1 else HALF,
             checkpoint_directory=str(tmp_path_factory.mktemp("whole")),
         )
-        committed = []
-        result = train(
-            job,
-            RunContext(on_commit=lambda step, path: committed.append((step, path))),
-            devices=jax.devices()[:devices],
-        )
-        return result, committed, job
+        heard = tiny.Heard()
+        result = train(job, heard, devices=jax.devices()[:devices])
+        return result, heard.committed, job
 
     return whole
 
@@ -127,23 +121,17 @@ def test_sigterm_saves_and_the_next_run_goes_on(whole, tmp_path):
     want, _, job = whole(1)
     config = dataclasses.replace(tiny.TRAIN, checkpoint_every=1000)
     job = dataclasses.replace(job, train=config, checkpoint_directory=str(tmp_path))
-    committed = []
 
-    def on_progress(step, steps, row):
+    def progress(step, steps, row):
         if step == 2:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    stopped = train(
-        job,
-        RunContext(
-            on_progress=on_progress, on_commit=lambda step, path: committed.append((step, path))
-        ),
-        devices=jax.devices()[:1],
-    )
+    heard = tiny.Heard(progress=progress)
+    stopped = train(job, heard, devices=jax.devices()[:1])
     assert stopped.preempted
     assert 2 <= stopped.steps < 6
-    assert committed == [(stopped.steps, stopped.checkpoint)]
-    job = dataclasses.replace(job, resume_from=tuple(committed), attempt="1")
+    assert heard.committed == [(stopped.steps, stopped.checkpoint)]
+    job = dataclasses.replace(job, resume_from=tuple(heard.committed), attempt="1")
     got = train(job, devices=jax.devices()[:1])
     assert not got.preempted
     assert tiny.learned(tiny.rows(got)) == tiny.learned(tiny.rows(want))
@@ -161,19 +149,17 @@ def test_damaged_newest_checkpoint_falls_back_loudly(whole, tmp_path):
     logs = os.path.basename(job.metrics_directory)  # which the copies refer to beside them
     shutil.copytree(job.metrics_directory, tmp_path / logs)
     os.unlink(tmp_path / "3" / "arrays" / "step" / "c")
-    events, dropped = [], []
+    heard = tiny.Heard()
     got = train(
         dataclasses.replace(
             job, resume_from=tuple(copies), checkpoint_directory=str(tmp_path / "new")
         ),
-        RunContext(
-            on_event=lambda kind, fields: events.append((kind, fields.get("step"))),
-            on_drop=lambda *found: dropped.append(found),
-        ),
+        heard,
         devices=jax.devices()[:1],
     )
-    assert events[:2] == [("corrupt_checkpoint", 3), ("resumed", 2)]
-    assert dropped[0] == copies[2], "its record would stand in the way of publishing"
+    told = [(kind, fields["step"]) for kind, fields in heard.events[:2]]
+    assert told == [("corrupt_checkpoint", 3), ("resumed", 2)]
+    assert heard.dropped[0] == copies[2], "its record would stand in the way of publishing"
     assert tiny.learned(tiny.rows(got)) == tiny.learned(tiny.rows(want))
     assert tiny.equal(model_of(got), model_of(want))
 
@@ -228,10 +214,10 @@ def test_a_run_that_learned_nothing_is_no_success(data, tmp_path, changes, words
     optimizer = dataclasses.replace(tiny.OPTIMIZER, warmup=0, **changes)
     config = dataclasses.replace(tiny.TRAIN, evaluate_every=100)
     job = tiny.make_job(data, optimizer=optimizer, train=config, checkpoint_directory=str(tmp_path))
-    committed = []
+    heard = tiny.Heard()
     with pytest.raises(InputError, match=words):
-        train(job, RunContext(on_commit=lambda *c: committed.append(c)), devices=jax.devices()[:1])
-    again = dataclasses.replace(job, resume_from=tuple(committed), attempt="1")
+        train(job, heard, devices=jax.devices()[:1])
+    again = dataclasses.replace(job, resume_from=tuple(heard.committed), attempt="1")
     with pytest.raises(InputError, match=words):
         train(again, devices=jax.devices()[:1])
 
@@ -245,16 +231,16 @@ def test_no_validation_split_means_no_evaluation(data, tmp_path):
 
 def test_sigterm_does_not_wait_for_the_first_compilation(data, tmp_path, monkeypatch):
     """The run ends at step 0 without a checkpoint, and its log has one "preempted" event."""
-    compiled, earlier = KeptPrograms.compile, set(threading.enumerate())
+    compile, earlier = compile_ahead.PhaseCompiler._compile, set(threading.enumerate())
 
     def signalled(*arguments):
         # A run of an earlier test that was refused may still compile in its thread.
         if threading.current_thread() not in earlier:
             os.kill(os.getpid(), signal.SIGTERM)
             time.sleep(1)
-        return compiled(*arguments)
+        return compile(*arguments)
 
-    monkeypatch.setattr(KeptPrograms, "compile", signalled)
+    monkeypatch.setattr(compile_ahead.PhaseCompiler, "_compile", signalled)
     job = tiny.make_job(data, checkpoint_directory=str(tmp_path))
     stopped = train(job, devices=jax.devices()[:1])
     assert (stopped.preempted, stopped.steps, stopped.checkpoint) == (True, 0, "")
@@ -273,7 +259,7 @@ def test_sigterm_does_not_wait_for_an_evaluation(
     want, _, job = whole(1)
     config = dataclasses.replace(tiny.TRAIN, checkpoint_every=1000)
     job = dataclasses.replace(job, train=config, checkpoint_directory=str(tmp_path))
-    calls, committed, read = [], [], evaluator.read_batches
+    calls, heard, read = [], tiny.Heard(), evaluator.read_batches
 
     def signalled(*arguments):
         calls.append(1)
@@ -283,23 +269,19 @@ def test_sigterm_does_not_wait_for_an_evaluation(
             yield batch
 
     monkeypatch.setattr(evaluator, "read_batches", signalled)
-
-    def on_commit(step, path):
-        committed.append((step, path))
-
-    stopped = train(job, RunContext(on_commit=on_commit), devices=jax.devices()[:1])
+    stopped = train(job, heard, devices=jax.devices()[:1])
     assert stopped.preempted
     assert len(tiny.entries(job, "preempted")) == 1
     assert [row["step"] for row in tiny.rows(stopped, "evaluations")] == [0, 4, 6][
         : evaluation_number - 1
     ]
-    assert committed == ([(at, stopped.checkpoint)] if at else [])
-    job = dataclasses.replace(job, resume_from=tuple(committed), attempt="1")
-    got = train(job, RunContext(on_commit=on_commit), devices=jax.devices()[:1])
+    assert heard.committed == ([(at, stopped.checkpoint)] if at else [])
+    job = dataclasses.replace(job, resume_from=tuple(heard.committed), attempt="1")
+    got = train(job, heard, devices=jax.devices()[:1])
     assert (got.preempted, got.steps) == (False, 6)
     assert got.compilations == (0 if at == 6 else 1)
     assert tiny.rows(got, "evaluations") == tiny.rows(want, "evaluations")
-    assert committed[-1] == (6, got.checkpoint)
+    assert heard.committed[-1] == (6, got.checkpoint)
     assert tiny.learned(tiny.rows(got)) == tiny.learned(tiny.rows(want))
     assert tiny.equal(model_of(got), model_of(want))
 
@@ -313,8 +295,7 @@ def test_an_error_waits_for_the_checkpoint_under_way_and_is_the_one_raised(
 
     Nor does it matter to the error that a newer attempt owns the run by then.
     """
-    phases, committed = [], []
-    write = files._write_local
+    phases, write = [], files._write_local
 
     def slow(url, parts):
         if url.endswith("progress.json"):
@@ -332,7 +313,7 @@ def test_an_error_waits_for_the_checkpoint_under_way_and_is_the_one_raised(
 
     diverged = []
 
-    def on_progress(step, steps, row):
+    def progress(step, steps, row):
         if step == 4:
             diverged.append(step)
             raise InputError("diverged")
@@ -341,15 +322,10 @@ def test_an_error_waits_for_the_checkpoint_under_way_and_is_the_one_raised(
     monkeypatch.setattr(run_context, "Watchdog", Watched)
     config = dataclasses.replace(tiny.TRAIN, checkpoint_every=3, evaluate_every=1000)
     job = tiny.make_job(data, train=config, checkpoint_directory=str(tmp_path))
+    heard = tiny.Heard(progress=progress)
     with pytest.raises(InputError, match="diverged"):
-        train(
-            job,
-            RunContext(
-                on_progress=on_progress, on_commit=lambda step, path: committed.append(step)
-            ),
-            devices=jax.devices()[:1],
-        )
-    assert committed == ([] if lost else [3])
+        train(job, heard, devices=jax.devices()[:1])
+    assert [step for step, _ in heard.committed] == ([] if lost else [3])
 
 
 @pytest.mark.slow
@@ -387,14 +363,8 @@ def test_a_tracker_that_is_off_is_told_of(data, tmp_path, monkeypatch):
         checkpoint_directory=str(tmp_path / "c"),
         run_directory=str(tmp_path / "run"),
     )
-    told = []
-    result = train(
-        job,
-        RunContext(
-            on_event=lambda kind, fields: told.append(fields) if kind == "tracker" else None
-        ),
-        devices=jax.devices()[:1],
-    )
+    heard = tiny.Heard()
+    result = train(job, heard, devices=jax.devices()[:1])
     assert result.steps == config.steps
-    assert len(told) == 1
-    assert "tensorboard" in told[0]["reason"]
+    (told,) = [fields for kind, fields in heard.events if kind == "tracker"]
+    assert "tensorboard" in told["reason"]

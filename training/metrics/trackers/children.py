@@ -33,8 +33,8 @@ class Trackers:
         context: JSON values that every child gets: `directory` (URL for its files, this attempt's
             own), `shared` (the same for all attempts of the build), `run` (name of the run, the
             same for all its attempts), `build` (distinguishes this run's attempts from those of an
-            earlier run of that name; empty where there is only one), `config` (the resolved
-            configuration, without environment variables) and `path` (the metrics log).
+            earlier run of that name), `config` (without environment variables) and `path` (the
+            metrics log).
         command: command of a child; by default `training.metrics.trackers.follow`.
 
     Raises:

@@ -19,7 +19,7 @@ LOOK_SECONDS = 1.0
 
 
 def follow(path: str, ended: Callable[[], bool]) -> Iterator[Entry]:
-    """The entries of a growing file, as they are appended.
+    """The entries of a growing file, as they are appended, without those of kind "time".
 
     Args:
         path: path of the file; its last line may be incomplete.
@@ -30,7 +30,8 @@ def follow(path: str, ended: Callable[[], bool]) -> Iterator[Entry]:
         while True:
             line = file.readline()
             if line.endswith(b"\n"):
-                yield parse(line)
+                if (entry := parse(line)).get("kind") != "time":
+                    yield entry
                 continue
             file.seek(-len(line), 1)  # back to the start of an incomplete line
             if last:

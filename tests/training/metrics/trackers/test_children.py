@@ -150,7 +150,7 @@ def test_a_name_that_is_no_tracker_is_refused():
     """The error lists those there are."""
     with pytest.raises(InputError, match="tensorboard, wandb, trackio"):
         Trackers(["mlflow"], {})
-    with pytest.raises(InputError, match="each once"):
+    with pytest.raises(InputError, match="each tracker once"):
         Trackers(["wandb", "wandb"], {})
 
 

@@ -1,0 +1,126 @@
+"""A program that an earlier attempt compiled is loaded; a damaged one is compiled again."""
+
+import dataclasses
+import json
+import threading
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.experimental.compilation_cache.compilation_cache import reset_cache
+
+from tests.faults.trainers import Trainers, finish
+from tests.training import tiny
+from training.trainer.compilation_cache import cache_in
+from training.trainer.trainer import train
+
+JOB = dataclasses.replace(tiny.TRAIN, steps=3, evaluate_every=3, checkpoint_every=3)
+LEAST = "jax_persistent_cache_min_compile_time_secs"
+
+
+@pytest.fixture
+def no_shared_cache(monkeypatch):
+    """The suite's own compilation cache is off, also in processes, and JAX keeps every program."""
+    for thread in threading.enumerate():  # of a run that was refused while its step compiled
+        if thread.name.startswith("compile"):
+            thread.join()
+    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
+    monkeypatch.setenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+    changed = {"jax_compilation_cache_dir": None, LEAST: 0.0}
+    before = {name: getattr(jax.config, name) for name in changed}
+    for settings in (changed, before):
+        for name, value in settings.items():
+            jax.config.update(name, value)
+        reset_cache()  # JAX 0.12 still reads what it has opened
+        if settings is changed:
+            yield
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """A folder with the tiny run's token shards."""
+    root = tmp_path_factory.mktemp("data")
+    tiny.write_data(str(root))
+    return root
+
+
+@pytest.mark.slow
+def test_a_second_attempt_loads_the_step_of_the_first(data, tmp_path, no_shared_cache):
+    """And nothing else differs: losses are equal to the last bit."""
+    job = tiny.make_job(
+        str(data), train=JOB, splits=(), shared_directory=str(tmp_path / "shared" / "b1")
+    )
+    runs = [
+        train(
+            dataclasses.replace(job, checkpoint_directory=str(tmp_path / name)),
+            devices=jax.devices()[:1],
+        )
+        for name in ("cold", "warm")
+    ]
+    assert [run.compilations for run in runs] == [1, 0]
+    cold, warm = (tiny.learned(tiny.rows(run)) for run in runs)
+    assert warm == cold
+
+
+def compile_small(directory):
+    """A small program of its own: its value at 3, and the keys of what was loaded."""
+
+    def small(x):
+        return jnp.sin(x) * 2 + 1
+
+    with cache_in(str(directory)) as found:
+        compiled = jax.jit(small).lower(jax.ShapeDtypeStruct((), jnp.float32)).compile()
+    return float(compiled(jnp.float32(3))), found
+
+
+def flip(path):
+    """Damage one byte in the middle."""
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def truncate(path):
+    """Leave half of it."""
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+@pytest.mark.parametrize("damage", [flip, truncate, Path.unlink])
+def test_a_damaged_entry_is_compiled_again_and_replaced(tmp_path, no_shared_cache, damage):
+    """With the same number."""
+    value, found = compile_small(tmp_path)
+    assert found == []
+    (entry,) = (path for path in tmp_path.rglob("jit_small-*"))
+    assert compile_small(tmp_path) == (value, [entry.name])
+    damage(entry)
+    assert compile_small(tmp_path) == (value, [])
+    assert compile_small(tmp_path) == (value, [entry.name])
+
+
+def test_a_cache_that_the_user_configured_is_left_alone(tmp_path):
+    """JAX keeps the program in the user's folder, and nothing else does."""
+    assert jax.config.jax_compilation_cache_dir, "the suite has one"
+    compile_small(tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.filterwarnings("ignore:Error writing persistent compilation cache")
+def test_a_store_that_fails_costs_no_run(tmp_path, no_shared_cache):
+    """A program that cannot be kept is compiled."""
+    (tmp_path / "shared").write_text("a file where a folder should be")
+    assert compile_small(tmp_path / "shared")[1] == []
+
+
+@pytest.mark.slow
+def test_a_killed_run_resumes_without_compiling(data, tmp_path, no_shared_cache):
+    """Process 0 of a new gang of two loads the step, and the run ends."""
+    arguments = ("--steps", "10", "--every", "2", "--pause", "0.2", "--split", "2")
+    with Trainers(data, tmp_path / "killed", *arguments, processes=2) as trainers:
+        trainers.wait_for_step(6)
+        for index in range(2):
+            trainers.kill(index)
+    got = finish(data, tmp_path / "killed", *arguments, processes=2)
+    report = json.loads((tmp_path / "killed" / "report-0.json").read_text())
+    assert report["compilations"] == 0
+    assert [row["step"] for row in got["rows"]] == list(range(1, 11))
