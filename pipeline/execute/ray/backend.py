@@ -11,10 +11,24 @@ import time
 import uuid
 from typing import Any
 
+import ray
+from ray.exceptions import RayError
+
 from pipeline.errors import InputError, PonenteError, text_of
 from pipeline.events import Event
 from pipeline.execute.attempt import Ending, Outcome, Request, execute
 from pipeline.execute.ray import runtime_env
+from pipeline.execute.ray.heartbeat import (
+    Channel,
+    FailureDetector,
+    Heartbeat,
+    HeartbeatAges,
+    emitter,
+    ended,
+    host_lost,
+)
+from pipeline.execute.ray.placement import bounded
+from pipeline.execute.ray.workers import RayWorkers
 from pipeline.graph.hardware import Hardware
 from pipeline.graph.module_names import hiding, outside
 from pipeline.store import retry
@@ -41,8 +55,6 @@ class _Running:
 
 def _start(address: str | None) -> None:
     """Start or join Ray, with retries: on a busy machine Ray may miss its own start-up deadline."""
-    import ray
-
     for left in reversed(range(_STARTS)):
         try:
             _start_once(address)
@@ -62,8 +74,6 @@ def _start(address: str | None) -> None:
 
 
 def _start_once(address: str | None) -> None:
-    import ray
-
     # `outside` may name modules whose import failed, which are not in `sys.modules`.
     for name in outside & sys.modules.keys():
         ray.cloudpickle.register_pickle_by_value(sys.modules[name])
@@ -93,56 +103,50 @@ def _start_once(address: str | None) -> None:
         raise InputError(f"no Ray cluster answers at {address!r}: {error}") from error
 
 
+def _execute(request: Request, collector: Channel, heartbeat: str, wait: float | None) -> Outcome:
+    try:
+        runtime_env.require_same_code()
+        runtime_env.require_store(request.ledger.directory)
+    except PonenteError as error:
+        return Outcome(Ending.FAILED, cause=str(error))
+    with runtime_env.handed(request.environment), Heartbeat(collector, heartbeat) as beating:
+        if beating.stopping:
+            return Outcome(Ending.STOPPED, cause="not begun")
+        limit = bounded(wait, follower=bool(request.live))
+        workers = RayWorkers(collector, request, beating, limit)
+        emit = emitter(collector, {"step": request.label, "key": request.key})
+        with retry.scope(lambda: beating.stopping, emit):
+            return execute(request, emitter(collector), workers)
+
+
+# Typed as Any: ray.remote adds `.remote` and `.options`, which its annotations lack.
+_run_step: Any = ray.remote(max_retries=0)(_execute)
+
+
 class RayBackend:
-    """Executes requests as tasks of a local Ray, or of the cluster at `address`."""
+    """Executes requests as tasks of a local Ray, or of the cluster at `address`.
+
+    A gang may wait for its hardware for `wait` seconds; None for no limit.
+    """
 
     slots = 10_000  # no limit: the requested resources decide how many steps run at once
 
     def __init__(self, address: str | None = None, wait: float | None = None) -> None:
         _start(address)
-        import ray
-
-        from pipeline.execute.ray import heartbeat as channel
-        from pipeline.execute.ray.heartbeat import Channel, FailureDetector, Heartbeat, emitter
-        from pipeline.execute.ray.placement import bounded
-        from pipeline.execute.ray.workers import RayWorkers
-
-        @ray.remote(max_retries=0)
-        def run_step(request: Request, collector: Any, heartbeat: str) -> Outcome:
-            try:
-                runtime_env.require_same_code()
-                runtime_env.require_store(request.ledger.directory)
-            except PonenteError as error:
-                return Outcome(Ending.FAILED, cause=str(error))
-            with (
-                runtime_env.handed(request.environment),
-                Heartbeat(collector, heartbeat) as beating,
-            ):
-                if beating.stopping:
-                    return Outcome(Ending.STOPPED, cause="not begun")
-                limit = bounded(wait, follower=bool(request.live))
-                workers = RayWorkers(collector, request, beating, limit)
-                emit = emitter(collector, {"step": request.label, "key": request.key})
-                with retry.scope(lambda: beating.stopping, emit):
-                    return execute(request, emitter(collector), workers)
-
-        self._ray = ray
-        self._own = address is None
-        self._run_step = run_step
+        self._own, self._wait = address is None, wait
         self._watch = FailureDetector()
-        self._ended, self._host_lost = channel.ended, channel.host_lost
         self._collector = Channel(f"ponente-{uuid.uuid4().hex}")
         self._collector.make()
         self._running: dict[Any, _Running] = {}
         self._refused: list[tuple[Request, Outcome]] = []
         self._stopped: set[str] = set()
-        self._ages: Any = None  # of heartbeats, when they are new
+        self._ages: HeartbeatAges | None = None  # of heartbeats, when they are new
         self._drain: Any = None
 
     def submit(self, request: Request) -> None:
         heartbeat = f"{request.step.name}-{uuid.uuid4().hex}"  # without a slash
         wants = request.step.resources
-        task = self._run_step.options(
+        task = _run_step.options(
             num_cpus=wants.cpus,
             memory=wants.memory or None,
             resources={**wants.custom, **self._machine(request)} or None,
@@ -150,7 +154,7 @@ class RayBackend:
             label_selector=self._watch.responsive_nodes,
         )
         try:
-            reference = task.remote(request, self._collector, heartbeat)
+            reference = task.remote(request, self._collector, heartbeat, self._wait)
         except _UNPICKLABLE as error:
             cause = f"{self._unpicklable(request)} cannot be sent to a worker: {text_of(error)}"
             self._refused.append((request, Outcome(Ending.FAILED, cause=cause)))
@@ -162,7 +166,7 @@ class RayBackend:
         fields |= {f"argument {name!r}": value for name, value in fields.pop("arguments").items()}
         for name, value in fields.items():
             try:
-                self._ray.cloudpickle.dumps(value)
+                ray.cloudpickle.dumps(value)
             except _UNPICKLABLE:
                 return name
         return "its request"
@@ -174,33 +178,33 @@ class RayBackend:
         return _WHOLE_MACHINE if alone else {}
 
     def poll(self) -> list[tuple[Request, Outcome]]:
-        ended, self._refused = self._refused, []
+        found, self._refused = self._refused, []
         if not self._running:
-            return ended
-        ready = self._ended(list(self._running), 0 if ended else _POLL_SECONDS)
-        ended += [self._outcome(r, self._running.pop(r)) for r in ready]
+            return found
+        ready = ended(list(self._running), 0 if found else _POLL_SECONDS)
+        found += [self._outcome(r, self._running.pop(r)) for r in ready]
         ages, self._ages = self._ages, None
         if ages is None:
-            return ended
+            return found
         lost = self._watch.lost(ages, {r.heartbeat: r.since for r in self._running.values()})
         for reference, r in list(self._running.items()):
             if r.heartbeat in lost:
                 del self._running[reference]
-                self._ray.cancel(reference, force=True)
+                ray.cancel(reference, force=True)
                 if lost[r.heartbeat]:
                     cause = f"its worker did not respond for {self._watch.seconds:.0f} s"
-                    ended.append((r.request, Outcome(Ending.LOST, cause=cause)))
+                    found.append((r.request, Outcome(Ending.LOST, cause=cause)))
                 else:
                     self._collector.send("forget", r.heartbeat)
                     self.submit(r.request)
-        return ended
+        return found
 
     def _outcome(self, reference: Any, running: _Running) -> tuple[Request, Outcome]:
         try:
-            return running.request, self._ray.get(reference)
-        except self._ray.exceptions.RayError as error:
+            return running.request, ray.get(reference)
+        except RayError as error:
             self._collector.send("forget", running.heartbeat)
-            gone = self._host_lost(error)
+            gone = host_lost(error)
             cause = f"its {'host was lost' if gone else 'worker died'} ({text_of(error)})"
             return running.request, Outcome(Ending.PREEMPTED if gone else Ending.LOST, 0.0, cause)
 
@@ -208,12 +212,12 @@ class RayBackend:
         pending = self._drain or self._collector.send("drain", tuple(self._stopped))
         # A late call is kept and waited for again: its events are gone from the collector.
         self._drain = pending
-        if not self._ray.wait([pending], timeout=_CALL_SECONDS)[0]:
+        if not ray.wait([pending], timeout=_CALL_SECONDS)[0]:
             return []
         self._drain = None
         try:
-            events, self._ages = self._ray.get(pending)
-        except self._ray.exceptions.RayError as error:
+            events, self._ages = ray.get(pending)
+        except RayError as error:
             logger.info("the collector of events is made again (%s)", type(error).__name__)
             self._collector.make()
             return []
@@ -232,7 +236,7 @@ class RayBackend:
         self._stopped.add("")
         for reference, running in self._running.items():
             if not self._watch.has_begun(running.heartbeat):
-                self._ray.cancel(reference)
+                ray.cancel(reference)
 
     def close(self) -> None:
-        self._ray.shutdown()
+        ray.shutdown()

@@ -67,8 +67,7 @@ class _Collector:
 
     def __init__(self) -> None:
         self._events: deque[Event] = deque(maxlen=_MOST_EVENTS)
-        self._bodies: dict[str, dict[str, tuple[float, str]]] = {}
-        self._nodes: dict[str, tuple[int, float]] = {}  # workers and last heartbeat of each
+        self._beats: dict[str, tuple[float, str]] = {}  # by name: when, and on which node
         self._stopped: frozenset[str] = frozenset()
 
     def emit(self, event: Event) -> None:
@@ -76,44 +75,34 @@ class _Collector:
 
     def beat(self, name: str, node: str) -> bool:
         """Record a heartbeat of `name` on `node`; returns whether the sender is cancelled."""
-        now, body = time.monotonic(), name.partition("/")[0]
-        workers = self._bodies.setdefault(body, {})
-        count, _ = self._nodes.get(node, (0, now))
-        self._nodes[node] = (count + (name not in workers), now)
-        workers[name] = (now, node)
-        return not self._stopped.isdisjoint({"", body})
+        self._beats[name] = (time.monotonic(), node)
+        return not self._stopped.isdisjoint({"", name.partition("/")[0]})
 
     def forget(self, name: str) -> None:
         """Expect no more heartbeats of `name`, nor of its workers (`name/...`)."""
-        body = name.partition("/")[0]
-        workers = self._bodies.get(body, {})
-        # A shard's worker has none of its own, and there may be many: they are not searched.
-        gone = [name] if name in workers and name != body else list(workers)
-        for other in gone:
-            if other == name or other.startswith(f"{name}/"):
-                _, node = workers.pop(other)
-                count, last = self._nodes.pop(node)
-                if count > 1:
-                    self._nodes[node] = (count - 1, last)
-        if not workers:
-            self._bodies.pop(body, None)
+        for other in [n for n in self._beats if n == name or n.startswith(f"{name}/")]:
+            del self._beats[other]
 
     def age(self, name: str) -> float:
-        beat = self._bodies.get(name.partition("/")[0], {}).get(name)
-        return time.monotonic() - beat[0] if beat is not None else 0.0
+        """Seconds since the last heartbeat of `name`; 0 if none is expected."""
+        now = time.monotonic()
+        return now - self._beats.get(name, (now, ""))[0]
 
     def ages(self, body: str) -> HeartbeatAges:
         """Ages of the workers of one body, or of all bodies (""), that were not forgotten."""
-        now = time.monotonic()
-        if body:
-            beats = self._bodies.get(body, {})
-        else:
-            beats = {name: own[name] for name, own in self._bodies.items() if name in own}
-        workers = {name: now - beat for name, (beat, _) in beats.items()}
-        return HeartbeatAges(workers, {n: now - last for n, (_, last) in self._nodes.items()})
+        now, workers, nodes = time.monotonic(), {}, dict[str, float]()
+        for name, (beat, node) in self._beats.items():
+            mine, worker, _ = name.partition("/")
+            if mine == body if body else not worker:
+                workers[name] = now - beat
+            nodes[node] = min(nodes.get(node, now), now - beat)
+        return HeartbeatAges(workers, nodes)
 
     def drain(self, stopped: Collection[str]) -> tuple[list[Event], HeartbeatAges]:
-        """All events since the last call in order of arrival, and `ages` of the bodies."""
+        """All events since the last call in order of arrival, and `ages` of the bodies.
+
+        `stopped` are the bodies that are cancelled, with their workers; "" stands for all.
+        """
         self._stopped = frozenset(stopped)
         events, self._events = list(self._events), deque(maxlen=_MOST_EVENTS)
         return events, self.ages("")

@@ -255,7 +255,7 @@ def test_a_ray_that_does_not_start_is_started_again_and_then_one_line(
     assert len(tried) == starts
 
 
-def test_a_collector_that_does_not_answer_holds_up_no_driver():
+def test_a_collector_that_does_not_answer_holds_up_no_driver(monkeypatch):
     """Events are none until it answers, asked for once; cancelling does not wait for it."""
     called, answers, cancelled = [], [], []
 
@@ -272,9 +272,8 @@ def test_a_collector_that_does_not_answer_holds_up_no_driver():
         return "drain"
 
     backend = object.__new__(ray_backend.RayBackend)
-    backend._ray = SimpleNamespace(
-        wait=wait, get=get, exceptions=exceptions, cancel=cancelled.append
-    )
+    ray = SimpleNamespace(wait=wait, get=get, cancel=cancelled.append)
+    monkeypatch.setattr(ray_backend, "ray", ray)
     backend._watch = SimpleNamespace(has_begun=lambda name: name == "numbers-0")
     backend._collector = SimpleNamespace(send=send)
     backend._drain, backend._ages, backend._stopped = None, None, set()

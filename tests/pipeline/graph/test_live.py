@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from pipeline import Artifact, InputError, Live
-from pipeline.cli.inspection import graph as ask_graph
 from pipeline.errors import StepFailed
 from pipeline.execute.event_log import EventLog
 from pipeline.execute.executor import Execution
@@ -214,7 +213,7 @@ def test_a_cut_off_follower_is_partial_in_the_plan(store, marks):
     assert len(ledger.finished()) == 2
 
 
-def test_plan_and_explain_say_that_it_follows(store, marks, capsys):
+def test_plan_says_that_it_follows(store, marks):
     """The live input is named, and that the follower runs while the other does."""
     _, watcher = pair(marks)
     entries = plan([as_node(watcher)], Store(store))
@@ -222,16 +221,6 @@ def test_plan_and_explain_say_that_it_follows(store, marks, capsys):
     assert any("numbers = counting (miss, live)" in line for line in lines)
     lines = list(explain(entries, entries[0], Store(store)))
     assert any("watching: starts while it runs" in line for line in lines)
-
-    class Asked:
-        targets = [as_node(watcher)]  # noqa: RUF012
-        store = Store("/s")
-
-        class options:
-            html = ""
-
-    ask_graph(Asked)
-    assert "watching(numbers=counting (live)) -> Total" in capsys.readouterr().out
 
 
 def test_the_key_is_that_of_an_ordinary_input(marks):
