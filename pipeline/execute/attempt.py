@@ -13,7 +13,6 @@ every error as an `Outcome`, so that no exception has to be pickled.
 from __future__ import annotations
 
 import contextlib
-import enum
 import functools
 import json
 import logging
@@ -21,7 +20,6 @@ import time
 import traceback
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -42,100 +40,21 @@ from pipeline.events import Emit, Event
 from pipeline.execute.logs import NAME as LOG
 from pipeline.execute.logs import capture
 from pipeline.execute.reference import refer_to
+from pipeline.execute.request import Ending, Outcome, Request
 from pipeline.graph.artifact import argument_of
-from pipeline.graph.live import Live, Source
-from pipeline.graph.step import StepSpec
+from pipeline.graph.live import Live
 from pipeline.graph.step_context import Reference, StepContext, Workers
-from pipeline.identity import digests, provenance, source_code
-from pipeline.identity.digests import Identity
-from pipeline.identity.listing import Listing
+from pipeline.identity import digests, provenance
 from pipeline.plan.listings import check_unchanged
 from pipeline.store import lease, left_overs, manifest, outputs, storage
 from pipeline.store.builds import named
 from pipeline.store.copies import bring_home
 from pipeline.store.decode import plain_result
-from pipeline.store.ledger import Ledger
 from pipeline.store.manifest import FAILURE, RETIRED, Manifest, load_verified
 from pipeline.store.parallel import concurrently
 from pipeline.store.shards import Shard, keep_shards, wrong_sizes
 
 logger = logging.getLogger("ponente")
-
-
-@dataclass(frozen=True)
-class Request:
-    """Everything a process needs to execute a step; picklable.
-
-    Attributes:
-        inputs: input name -> (URL of its directory, its key).
-        provenance: what the driver knows, with the step's code as the driver imported it.
-        replaces: attempt of the published output that this one is to replace; empty if none.
-        packages: loggers whose INFO records go to the log: those of the step's own code.
-        labels: names of the inputs in this graph; their manifests have those of their own graph.
-        reads: see `lease.acquire`; `link`: whether its output may refer to those of other stores.
-        environment: the driver's values of the variables that the step declares; some are secrets.
-    """
-
-    step: StepSpec[..., Any]
-    label: str
-    key: str
-    root: str
-    inputs: Mapping[str, tuple[str, str]]
-    arguments: Mapping[str, Any]
-    identity: Identity
-    build: str
-    provenance: Mapping[str, Any]
-    replaces: str = ""
-    live: Mapping[str, Source] = field(default_factory=dict)
-    packages: tuple[str, ...] = ()
-    listings: Mapping[str, Listing] = field(default_factory=dict)
-    labels: Mapping[str, str] = field(default_factory=dict)
-    reads: Mapping[str, str] = field(default_factory=dict)
-    link: bool = False
-    keep_shards: bool = False
-    environment: Mapping[str, str] = field(default_factory=dict, repr=False)
-
-    @property
-    def ledger(self) -> Ledger:
-        """The ledger of this build, for the step's code as the driver imported it."""
-        code = source_code.code_digest(self.provenance)
-        return Ledger(self.root, self.build, code, self.keep_shards)
-
-    def published(self) -> bool:
-        """Whether there is an output other than the one to be replaced."""
-        return manifest.load_built(self.root, self.key, self.replaces) is not None
-
-
-class Ending(enum.StrEnum):
-    """How an attempt ended."""
-
-    PUBLISHED = "published"
-    REUSED = "reused"  # another attempt published
-    STOPPED = "stopped"
-    FAILED = "failed"  # and would again
-    CORRUPT = "corrupt"  # a file was missing or damaged, which the cause names
-    LOST = "lost"  # a retry could succeed
-    PREEMPTED = "preempted"  # its machine was taken away; resuming uses no try
-    UNAVAILABLE = "unavailable"  # its hardware was in use
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """How an attempt ended; `cause` is one line, `log` the URL of its full log."""
-
-    ending: Ending
-    seconds: float = 0.0
-    cause: str = ""
-    log: str = ""
-
-    @property
-    def successful(self) -> bool:
-        return self.ending in (Ending.PUBLISHED, Ending.REUSED)
-
-    @property
-    def transient(self) -> bool:
-        """Whether another attempt could succeed."""
-        return self.ending in (Ending.LOST, Ending.PREEMPTED, Ending.UNAVAILABLE)
 
 
 def execute(request: Request, emit: Emit, workers: Workers, *, redirect: bool = True) -> Outcome:
@@ -149,7 +68,9 @@ def execute(request: Request, emit: Emit, workers: Workers, *, redirect: bool = 
 
     held: lease.Lease | None = None
     try:
-        root, waiting, reads = request.root, _wait(tell, workers), request.reads
+        root, waiting = request.root, _wait(tell, workers)
+        read = request.inputs.values()
+        reads = {manifest.make_ref(root, each.path): each.attempt for each in read}
         held = lease.acquire(root, published=request.published, waiting=waiting, reads=reads)
         if held is None:
             return Outcome(Ending.REUSED)
@@ -245,32 +166,33 @@ def _keep_failure(run: StepContext, cause: str) -> None:
 
 
 def _open_inputs(request: Request) -> dict[str, tuple[str, Manifest]]:
-    opened, wanted = {}, {n: at for n, at in request.inputs.items() if n not in request.live}
-    loaded = concurrently(lambda at: manifest.load_late(*at), wanted.values(), request.root)
-    for (name, (path, _)), found in zip(wanted.items(), loaded, strict=True):
+    opened, wanted = {}, {n: read for n, read in request.inputs.items() if read.live is None}
+    loaded = concurrently(
+        lambda read: manifest.load_late(read.path, read.key), wanted.values(), request.root
+    )
+    for (name, read), found in zip(wanted.items(), loaded, strict=True):
+        path = read.path
         if found is None:
             raise CorruptOutput(f"{path}: input {name!r} of {request.label} is gone; run again")
         if request.step.output.needs_input(name) and not request.link:
             path, found = bring_home(request.root.rpartition("/")[0], path, found)
-        opened[name] = (
-            path,
-            msgspec.structs.replace(found, label=request.labels.get(name, found.label)),
-        )
+        opened[name] = (path, msgspec.structs.replace(found, label=read.label))
     return opened
 
 
 def _open_followed(request: Request) -> dict[str, tuple[str, Manifest]]:
     """The live inputs; they must be published by the time the body ends."""
     opened = {}
-    for name, source in request.live.items():
-        path, key = request.inputs[name]
-        found = manifest.load_built(path, key, source.replaces)
+    for name, read in request.inputs.items():
+        if read.live is None:
+            continue
+        found = manifest.load_built(read.path, read.key, read.live.replaces)
         if found is None:
             raise InputError(
-                f"{request.label} ended before its live input {name!r} was published in {path}; "
-                "a step that follows another one ends after it"
+                f"{request.label} ended before its live input {name!r} was published in "
+                f"{read.path}; a step that follows another one ends after it"
             )
-        opened[name] = (path, found)
+        opened[name] = (read.path, found)
     return opened
 
 
@@ -278,12 +200,12 @@ def _grouped(request: Request, inputs: dict[str, tuple[str, Manifest]]) -> dict[
     """The body's input arguments: artifacts or `Live`, tuples of them, or None."""
     arguments: dict[str, Any] = {}
     for name, declared in request.step.signature.inputs.items():
-        mine = [n for n in request.inputs if argument_of(n) == name]
         opened = tuple(
-            Live(declared.kind, *request.inputs[n], request.live[n])
-            if n in request.live
+            Live(declared.kind, read.path, read.key, read.live)
+            if read.live is not None
             else declared.kind(*inputs[n])
-            for n in mine
+            for n, read in request.inputs.items()
+            if argument_of(n) == name
         )
         arguments[name] = opened if declared.many else opened[0] if opened else None
     return arguments

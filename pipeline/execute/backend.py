@@ -9,8 +9,9 @@ from typing import Any, Protocol
 
 from pipeline.errors import Cancelled, InputError
 from pipeline.events import Emit, Event
-from pipeline.execute.attempt import Ending, Outcome, Request, execute
+from pipeline.execute.attempt import execute
 from pipeline.execute.event_log import EventLog
+from pipeline.execute.request import Ending, Outcome, Request
 from pipeline.graph.hardware import Hardware
 from pipeline.graph.step_context import GangProcess, ShardTask, write_shard
 from pipeline.store.shards import Shard

@@ -23,12 +23,8 @@ import msgspec
 from pipeline import events
 from pipeline.errors import Cancelled, StepFailed, one_line
 from pipeline.events import Event
-from pipeline.execute.attempt import Ending, Outcome
 from pipeline.execute.backend import Backend
-from pipeline.execute.errands import Errands
-from pipeline.execute.event_log import EventLog
-from pipeline.execute.node_state import NodeState, Phase, States
-from pipeline.execute.requests import (
+from pipeline.execute.driver_store import (
     claim,
     corrupt_outputs,
     made_from,
@@ -37,6 +33,10 @@ from pipeline.execute.requests import (
     reuse,
     reuse_same,
 )
+from pipeline.execute.errands import Errands
+from pipeline.execute.event_log import EventLog
+from pipeline.execute.node_state import NodeState, Phase, States
+from pipeline.execute.request import Ending, Outcome
 from pipeline.execute.small import why_small
 from pipeline.graph.order import topological
 from pipeline.graph.step import Node

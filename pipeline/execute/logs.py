@@ -11,7 +11,6 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from typing import ClassVar
 
 from pipeline.events import Emit
 from pipeline.execute.screen import Copies, Log, Screen
@@ -88,41 +87,25 @@ def _printed(file: Log, screen: Screen | None, redirect: bool) -> Iterator[None]
             copy.end(stream)
 
 
+_informative: Counter[str] = Counter()  # loggers at INFO: how many attempts want it
+_levels: dict[str, int] = {}  # before
+
+
 @contextlib.contextmanager
 def _attached(handler: logging.Handler, packages: set[str]) -> Iterator[None]:
-    root = logging.getLogger()
-    root.addHandler(handler)
-    _Informative.enter(packages)
+    """Add a handler to the root logger; these loggers pass INFO records meanwhile."""
+    logging.getLogger().addHandler(handler)
+    for name in packages - (+_informative).keys():
+        _levels[name] = logging.getLogger(name).level
+        logging.getLogger(name).setLevel(logging.INFO)
+    _informative.update(packages)
     try:
         yield
     finally:
-        _Informative.leave(packages)
-        root.removeHandler(handler)
-
-
-class _Informative:
-    """Sets loggers to INFO while an attempt needs it; counts users, as threads run attempts."""
-
-    _lock = threading.Lock()
-    _wanted: ClassVar[Counter[str]] = Counter()
-    _levels: ClassVar[dict[str, int]] = {}
-
-    @classmethod
-    def enter(cls, packages: set[str]) -> None:
-        with cls._lock:
-            for name in packages:
-                if not cls._wanted[name]:
-                    cls._levels[name] = logging.getLogger(name).level
-                    logging.getLogger(name).setLevel(logging.INFO)
-                cls._wanted[name] += 1
-
-    @classmethod
-    def leave(cls, packages: set[str]) -> None:
-        with cls._lock:
-            for name in packages:
-                cls._wanted[name] -= 1
-                if not cls._wanted[name]:
-                    logging.getLogger(name).setLevel(cls._levels.pop(name))
+        _informative.subtract(packages)
+        for name in [name for name in packages if not _informative[name]]:
+            logging.getLogger(name).setLevel(_levels.pop(name))
+        logging.getLogger().removeHandler(handler)
 
 
 def _free() -> list[int]:

@@ -15,7 +15,7 @@ from typing import Any
 
 from pipeline import events
 from pipeline.events import Event
-from pipeline.execute.attempt import Ending, Outcome
+from pipeline.execute.request import Ending, Outcome
 from pipeline.graph.step import Node
 from pipeline.identity.source_code import record
 from pipeline.store import retry

@@ -16,7 +16,7 @@ from ray.exceptions import RayError
 
 from pipeline.errors import InputError, PonenteError, text_of
 from pipeline.events import Event
-from pipeline.execute.attempt import Ending, Outcome, Request, execute
+from pipeline.execute.attempt import execute
 from pipeline.execute.ray import runtime_env
 from pipeline.execute.ray.heartbeat import (
     Channel,
@@ -29,6 +29,7 @@ from pipeline.execute.ray.heartbeat import (
 )
 from pipeline.execute.ray.placement import bounded
 from pipeline.execute.ray.workers import RayWorkers
+from pipeline.execute.request import Ending, Outcome, Request
 from pipeline.graph.hardware import Hardware
 from pipeline.graph.module_names import hiding, outside
 from pipeline.store import retry
@@ -112,7 +113,7 @@ def _execute(request: Request, collector: Channel, heartbeat: str, wait: float |
     with runtime_env.handed(request.environment), Heartbeat(collector, heartbeat) as beating:
         if beating.stopping:
             return Outcome(Ending.STOPPED, cause="not begun")
-        limit = bounded(wait, follower=bool(request.live))
+        limit = bounded(wait, follower=request.follows)
         workers = RayWorkers(collector, request, beating, limit)
         emit = emitter(collector, {"step": request.label, "key": request.key})
         with retry.scope(lambda: beating.stopping, emit):
@@ -174,7 +175,7 @@ class RayBackend:
     def _machine(self, request: Request) -> dict[str, float]:
         """`_WHOLE_MACHINE` for a step on "local" hardware, except a follower: it shares it."""
         places = [v for v in request.arguments.values() if isinstance(v, Hardware)]
-        alone = self._own and not request.live and any(p.kind == "local" for p in places)
+        alone = self._own and not request.follows and any(p.kind == "local" for p in places)
         return _WHOLE_MACHINE if alone else {}
 
     def poll(self) -> list[tuple[Request, Outcome]]:

@@ -43,7 +43,7 @@ from pipeline.execute.ray.heartbeat import (
     host_lost,
     terminate_self,
 )
-from pipeline.execute.ray.placement import Placement, Waiting
+from pipeline.execute.ray.placement import Waiting, placed
 from pipeline.graph.hardware import Hardware
 from pipeline.graph.step_context import GangProcess
 from pipeline.store import storage
@@ -164,8 +164,8 @@ def run_gang(
             return InlineWorkers().gang(hardware, function, job, emit)
         finally:
             heartbeat.on_stop = None
-    place = Placement(hardware, accelerators, Waiting(hardware, heartbeat, emit, wait))
-    try:
+    waiting = Waiting(hardware, heartbeat, emit, wait)
+    with placed(hardware, accelerators, waiting) as place:
         gang = f"{heartbeat.name}/gang-{uuid.uuid4().hex[:12]}"
         many, declared = range(hardware.processes), reports.environment
         actors = [place.actor(_GangActor, index, declared) for index in many]
@@ -175,8 +175,6 @@ def run_gang(
             reports.collector.send("forget", gang)
             for actor in actors:
                 ray.kill(actor)
-    finally:
-        place.release()
 
 
 def _run(

@@ -6,12 +6,15 @@ reported at growing intervals, and ends within a second of a cancellation or at 
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
-from typing import Any, cast
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, wait
+from typing import Any
 
 import ray
 from ray.util.placement_group import placement_group, remove_placement_group
@@ -62,68 +65,66 @@ class Waiting:
                 self._emit(events.WaitingForResources(cause, seconds))
 
 
+@dataclasses.dataclass(frozen=True)
 class Placement:
-    """Reserved hardware of a gang."""
+    """Reserved hardware of a gang: Ray's placement group, and the resources of each process."""
 
-    def __init__(
-        self, hardware: Hardware, accelerators: dict[str, float], waiting: Waiting
-    ) -> None:
-        self._hardware = hardware
-        self._slice: Any = None
-        self._group: Any = None
-        try:
-            if hardware.kind == "tpu":
-                self._slice = _reserve_slice(hardware, waiting)
-                self._group = self._slice.placement_group
-                self._bundle = {"TPU": hardware.devices_per_process}
-            else:
-                self._bundle = {"CPU": 1, **accelerators, **_gpus(hardware)}
-                _refuse_if_too_small(hardware, self._bundle)
-                apart = hardware.kind == "gpu" and hardware.processes > 1
-                self._group = placement_group(
-                    [self._bundle] * hardware.processes,
-                    strategy="STRICT_SPREAD" if apart else "PACK",
-                )
-            ready = cast(Any, self._group).ready()
-            waiting.until(
-                lambda: bool(ray.wait([ready], timeout=_POLL_SECONDS)[0]),
-                f"not enough free resources for {hardware.processes} processes",
-            )
-        except BaseException:
-            self.release()
-            raise
+    hardware: Hardware
+    group: Any
+    bundle: Mapping[str, float]
 
     def actor(self, kind: Any, index: int, declared: Mapping[str, str]) -> Any:
         """Start process `index`, an actor of `kind`, with the environment its devices need.
 
         `declared`: more variables, given to the actor itself: Ray logs its own.
         """
-        on_cpu = self._hardware.kind == "cpu"
-        environment = {"PONENTE_GANG": self._hardware.name}
+        on_cpu = self.hardware.kind == "cpu"
+        environment = {"PONENTE_GANG": self.hardware.name}
         if on_cpu:
-            count = self._hardware.devices_per_process
+            count = self.hardware.devices_per_process
             environment |= {
                 "JAX_PLATFORMS": "cpu",
                 # Appended to the user's flags: of a flag that occurs twice, the last one counts.
                 "XLA_FLAGS": f"{declared.get('XLA_FLAGS', os.environ.get('XLA_FLAGS', ''))} "
                 f"--xla_force_host_platform_device_count={count}",
             }
-        resources = {k: v for k, v in self._bundle.items() if k not in ("CPU", "GPU")}
+        resources = {k: v for k, v in self.bundle.items() if k not in ("CPU", "GPU")}
         return kind.options(
-            num_cpus=self._bundle.get("CPU", 1),
-            num_gpus=self._bundle.get("GPU", 0),
+            num_cpus=self.bundle.get("CPU", 1),
+            num_gpus=self.bundle.get("GPU", 0),
             resources=resources,
             runtime_env={"env_vars": environment},
             scheduling_strategy=PlacementGroupSchedulingStrategy(
-                self._group, placement_group_bundle_index=index
+                self.group, placement_group_bundle_index=index
             ),
         ).remote({n: value for n, value in declared.items() if n not in environment})
 
-    def release(self) -> None:
-        if self._slice is not None:
-            self._slice.shutdown()
-        elif self._group is not None:
-            remove_placement_group(self._group)
+
+@contextlib.contextmanager
+def placed(
+    hardware: Hardware, accelerators: Mapping[str, float], waiting: Waiting
+) -> Iterator[Placement]:
+    """Hardware that is reserved while the block runs."""
+    with contextlib.ExitStack() as stack:
+        group: Any
+        if hardware.kind == "tpu":
+            reserved = _reserve_slice(hardware, waiting)
+            stack.callback(reserved.shutdown)
+            group, bundle = reserved.placement_group, {"TPU": hardware.devices_per_process}
+        else:
+            bundle = {"CPU": 1, **accelerators, **_gpus(hardware)}
+            _refuse_if_too_small(hardware, bundle)
+            apart = hardware.kind == "gpu" and hardware.processes > 1
+            group = placement_group(
+                [bundle] * hardware.processes, strategy="STRICT_SPREAD" if apart else "PACK"
+            )
+            stack.callback(remove_placement_group, group)
+        ready = group.ready()
+        waiting.until(
+            lambda: bool(ray.wait([ready], timeout=_POLL_SECONDS)[0]),
+            f"not enough free resources for {hardware.processes} processes",
+        )
+        yield Placement(hardware, group, bundle)
 
 
 def _gpus(hardware: Hardware) -> dict[str, float]:
@@ -148,68 +149,45 @@ def _refuse_if_too_small(hardware: Hardware, bundle: Mapping[str, float]) -> Non
 
 def _reserve_slice(hardware: Hardware, waiting: Waiting) -> Any:
     """A slice reserved by Ray's scheduler; its call blocks, so it runs in a thread."""
+    many = f"{hardware.slices} free slices" if hardware.slices > 1 else "free slice"
+    missing = f"no {many} of topology {hardware.topology}"
     while True:
-        reservation = _Reservation(hardware)
+        tried: Future[Any] = Future()
+        threading.Thread(target=_reserve, args=(hardware, tried), daemon=True).start()
         try:
-            many = f"{hardware.slices} free slices" if hardware.slices > 1 else "free slice"
-            missing = f"no {many} of topology {hardware.topology}"
-            waiting.until(lambda: reservation.over(_POLL_SECONDS), missing)  # noqa: B023
+            waiting.until(lambda: bool(wait([tried], _POLL_SECONDS).done), missing)  # noqa: B023
         except BaseException:
-            reservation.abandon()
+            tried.add_done_callback(_give_back)  # now or as soon as it is reserved
             raise
-        if isinstance(reservation.error, TimeoutError):
-            continue
-        if reservation.error is not None:
-            raise reservation.error
-        return reservation.slice
+        if not isinstance(tried.exception(), TimeoutError):
+            return tried.result()
 
 
-class _Reservation:
+def _give_back(tried: Future[Any]) -> None:
+    if tried.exception() is None:
+        tried.result().shutdown()
+
+
+def _reserve(hardware: Hardware, tried: Future[Any]) -> None:
     """One try of Ray's slice scheduler."""
+    # Imported here because the module is alpha, and only a TPU run needs it.
+    from ray.util.tpu import SlicePlacementGroup
 
-    def __init__(self, hardware: Hardware) -> None:
-        self.slice: Any = None
-        self.error: BaseException | None = None
-        self._hardware = hardware
-        self._lock = threading.Lock()
-        self._abandoned = False
-        self._thread = threading.Thread(target=self._reserve, name="reserve-slice", daemon=True)
-        self._thread.start()
-
-    def over(self, seconds: float) -> bool:
-        self._thread.join(seconds)
-        return not self._thread.is_alive()
-
-    def abandon(self) -> None:
-        """Release the slice, now or as soon as it is reserved."""
-        with self._lock:
-            self._abandoned = True
-            if self.slice is not None:
-                self.slice.shutdown()
-
-    def _reserve(self) -> None:
-        # Imported here because the module is alpha, and only a TPU run needs it.
-        from ray.util.tpu import SlicePlacementGroup
-
-        hardware = self._hardware
-        hosts = [{"ray.io/tpu-worker-id": str(i)} for i in range(hardware.hosts_per_slice)]
-        try:
-            reserved = SlicePlacementGroup(
-                topology=hardware.topology,
-                accelerator_version=TPUS[hardware.generation].google_name,
-                chips_per_vm=hardware.devices_per_process,
-                num_slices=hardware.slices,
-                # Process i of a slice runs on the slice's host i, in the order of the TPU runtime.
-                bundle_label_selector=hosts * hardware.slices if len(hosts) > 1 else None,
-                head_reservation_timeout_s=_RESERVE_SECONDS,
-            )
-        except BaseException as error:  # noqa: BLE001 - raised by the thread that waits
-            self.error = error
-            return
-        with self._lock:
-            self.slice = reserved
-            if self._abandoned:
-                reserved.shutdown()
+    hosts = [{"ray.io/tpu-worker-id": str(i)} for i in range(hardware.hosts_per_slice)]
+    try:
+        reserved = SlicePlacementGroup(
+            topology=hardware.topology,
+            accelerator_version=TPUS[hardware.generation].google_name,
+            chips_per_vm=hardware.devices_per_process,
+            num_slices=hardware.slices,
+            # Process i of a slice runs on the slice's host i, in the order of the TPU runtime.
+            bundle_label_selector=hosts * hardware.slices if len(hosts) > 1 else None,
+            head_reservation_timeout_s=_RESERVE_SECONDS,
+        )
+    except BaseException as error:  # noqa: BLE001 - raised by the thread that waits
+        tried.set_exception(error)
+    else:
+        tried.set_result(reserved)
 
 
 def bounded(wait: float | None, follower: bool) -> float | None:

@@ -22,7 +22,6 @@ from ray.exceptions import RayError, RayTaskError
 from pipeline import events
 from pipeline.errors import Cancelled, WorkerLost, text_of
 from pipeline.events import Emit
-from pipeline.execute.attempt import Request
 from pipeline.execute.logs import capture
 from pipeline.execute.ray import runtime_env
 from pipeline.execute.ray.gang import Reports, run_gang
@@ -34,6 +33,7 @@ from pipeline.execute.ray.heartbeat import (
     exit_with_parent,
     host_lost,
 )
+from pipeline.execute.request import Request
 from pipeline.graph.hardware import Hardware
 from pipeline.graph.step_context import ShardTask, write_shard
 from pipeline.store import retry

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from pipeline.errors import InputError, PonenteError, StoreUnavailable
-from pipeline.execute.attempt import Ending, Outcome, Request
 from pipeline.execute.node_state import NodeState, States
 from pipeline.execute.reference import refer
+from pipeline.execute.request import Ending, Input, Outcome, Request
 from pipeline.graph.live import Source
 from pipeline.graph.step import Node
 from pipeline.identity import digests, source_code
@@ -75,14 +75,13 @@ def make_request(
     """
     node, code = state.node, states.code_of(state.node)
 
-    def place(child: Node) -> str:
+    def opened(name: str, child: Node) -> Input:
         there = published.get(child.key)
-        return there.path if there is not None else store.path(child)
-
-    def opened(child: Node) -> str:
-        """The attempt that published an input; empty where it is not known, as for an alias."""
-        found = published.get(child.key)
-        return found.manifest.attempt if found is not None and not found.manifest.alias else ""
+        live = _source(states[child.key], published) if name in node.live else None
+        if there is None:
+            return Input(store.path(child), child.key, child.label, live=live)
+        attempt = "" if there.manifest.alias else there.manifest.attempt
+        return Input(there.path, child.key, child.label, attempt, live)
 
     # Top-level packages and modules of the step's own code.
     tops = (file.partition("/")[0].removesuffix(".py") for file in code["sources"])
@@ -92,22 +91,16 @@ def make_request(
         label=node.label,
         key=node.key,
         root=store.path(node),
-        inputs={name: (place(child), child.key) for name, child in node.inputs.items()},
+        inputs={name: opened(name, child) for name, child in node.inputs.items()},
         arguments={**node.config, **node.runtime},
         identity=node.identity,
         build=build.id,
         provenance={**provenance, **code},
         replaces=state.replaces,
-        live={n: _source(states[node.inputs[n].key], published) for n in sorted(node.live)},
         listings=listings.of(node),
-        labels={name: child.label for name, child in node.inputs.items()},
         packages=tuple(sorted({"__main__", *tops})),
         keep_shards=keep_shards,
         environment={n: os.environ[n] for n in node.step.environment if n in os.environ},
-        reads={
-            manifest.make_ref(store.path(node), place(child)): opened(child)
-            for child in node.inputs.values()
-        },
         link=store.link,
     )
 
