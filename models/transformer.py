@@ -42,7 +42,7 @@ from models.layers.self_attention import Attention
 from models.mesh_axes import MeshAxes
 from models.named import Axis, NamedArray
 from models.shape.config import TransformerConfig
-from models.shape.layer_cycles import cycles_of
+from models.shape.footprint import cycles_of
 from models.shape.remat_names import BLOCK_INPUT
 from pipeline.errors import InputError
 

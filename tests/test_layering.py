@@ -92,7 +92,7 @@ FLOORS = {
     ),
     "data": ("source", "read", "tokenizer", "select", "cache", "batches", "__init__"),
     "models": (
-        *("named", "jax_versions", "jax_numerics", "shape", "mesh_axes", "parameter_axes"),
+        *("named", "jax_versions", "jax_numerics", "shape", "mesh_axes"),
         *("layers", "attention", "transformer", "loss", "generate", "hf", "__init__"),
     ),
     "training": (

@@ -37,8 +37,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from models.attention.context_parallel import Exchange, zigzag_order
 from models.attention.splash_tiles import block_sizes
 from models.mesh_axes import MeshAxes
-from models.shape.position_sharing import choose_way
-from models.shape.splash_tiles import LANES
+from models.shape.splash_tiles import LANES, choose_way
 
 RESIDUALS = "attention_residuals"
 

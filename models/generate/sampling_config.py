@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Annotated
 
-from pipeline.errors import InputError
+from msgspec import Meta
+
+from models.shape.validation import Count, NotNegative, Seed, check_fields
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -18,25 +21,10 @@ class Sampling:
         seed: seed of the random numbers.
     """
 
-    temperature: float = 0.0
-    top_k: int | None = None
-    top_p: float | None = None
-    seed: int = 0
+    temperature: NotNegative = 0.0
+    top_k: Count | None = None
+    top_p: Annotated[float, Meta(gt=0.0, le=1.0)] | None = None
+    seed: Seed = 0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.temperature < float("inf"):
-            raise InputError(
-                f"Sampling.temperature: expected 0 or above, found {self.temperature}; 0 is greedy "
-                "and 1 the model's own distribution"
-            )
-        if self.top_k is not None and self.top_k < 1:
-            raise InputError(
-                f"Sampling.top_k: expected at least 1, found {self.top_k}; None keeps all"
-            )
-        if self.top_p is not None and not 0 < self.top_p <= 1:
-            raise InputError(
-                f"Sampling.top_p: expected a probability above 0, at most 1, found {self.top_p}; "
-                "None keeps all"
-            )
-        if not 0 <= self.seed < 1 << 32:
-            raise InputError(f"Sampling.seed: expected 0 to 2^32 - 1, found {self.seed}")
+        check_fields(self)

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import models.named as hax
 from models.layers.axes import LAYERS
 from models.named import NamedArray
-from models.shape.layer_cycles import cycles_of
+from models.shape.footprint import cycles_of
 
 Kind = TypeVar("Kind")
 Out = TypeVar("Out")

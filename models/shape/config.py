@@ -9,13 +9,12 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any, Literal
 
+from msgspec import Meta
+
+from models.shape.validation import AtLeastOne, Count, Positive, check_fields, from_plain
 from pipeline.errors import InputError
-
-MLP_KINDS = ("swiglu", "relu2", "relu", "gelu")
-NORM_KINDS = ("rms", "plain_rms", "layer")
-POSITION_KINDS = ("rotary", "learned")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -28,14 +27,13 @@ class RopeScaling:
     in the released code and transformers' `rope_type="llama3"`).
     """
 
-    factor: float = 8.0
-    low_frequency_factor: float = 1.0
-    high_frequency_factor: float = 4.0
-    original_context: int = 8192
+    factor: Positive = 8.0
+    low_frequency_factor: Positive = 1.0
+    high_frequency_factor: Positive = 4.0
+    original_context: Count = 8192
 
     def __post_init__(self) -> None:
-        for name in ("factor", "low_frequency_factor", "original_context"):
-            _check_positive("RopeScaling", name, getattr(self, name))
+        check_fields(self)
         if not self.high_frequency_factor > self.low_frequency_factor:
             raise InputError(
                 "RopeScaling.high_frequency_factor: expected more than low_frequency_factor="
@@ -60,26 +58,19 @@ class YarnScaling:
         temperature: the attention factor; None for the paper's 0.1 ln(factor) + 1.
     """
 
-    factor: float
-    original_context: int
-    beta_fast: float = 32.0
-    beta_slow: float = 1.0
-    temperature: float | None = None
+    factor: AtLeastOne
+    original_context: Count
+    beta_fast: Positive = 32.0
+    beta_slow: Positive = 1.0
+    temperature: Positive | None = None
 
     def __post_init__(self) -> None:
-        for name in ("original_context", "beta_slow"):
-            _check_positive("YarnScaling", name, getattr(self, name))
-        if not 1 <= self.factor < float("inf"):
-            raise InputError(
-                f"YarnScaling.factor: expected at least 1, found {self.factor}; 1 is no scaling"
-            )
+        check_fields(self)
         if not self.beta_fast > self.beta_slow:
             raise InputError(
                 f"YarnScaling.beta_fast: expected more than beta_slow={self.beta_slow}, found "
                 f"{self.beta_fast}; the paper uses 32 and 1"
             )
-        if self.temperature is not None:
-            _check_positive("YarnScaling", "temperature", self.temperature)
 
     @property
     def attention_factor(self) -> float:
@@ -129,101 +120,62 @@ class TransformerConfig:
         zero_outputs: matrices that write to the residual stream start at zero.
     """
 
-    vocab_size: int
-    vocab_multiple: int = 1
-    layers: int
-    embed: int
-    heads: int
-    kv_heads: int
-    head_size: int
-    mlp: int
-    mlp_kind: str = "swiglu"
-    norm: str = "rms"
+    vocab_size: Count
+    vocab_multiple: Count = 1
+    layers: Count
+    embed: Count
+    heads: Count
+    kv_heads: Count
+    head_size: Count
+    mlp: Count
+    mlp_kind: Literal["swiglu", "relu2", "relu", "gelu"] = "swiglu"
+    norm: Literal["rms", "plain_rms", "layer"] = "rms"
     biases: bool = False
     qkv_biases: bool = False
-    positions: str = "rotary"
-    context: int | None = None
+    positions: Literal["rotary", "learned"] = "rotary"
+    context: Count | None = None
     qk_norm: bool = True
     embedding_norm: bool = False
     tied: bool = True
-    window_pattern: str = "L"
-    window: int | None = None
-    rope_base: float = 10_000.0
+    window_pattern: Annotated[str, Meta(pattern="^[LS]+$")] = "L"
+    window: Count | None = None
+    rope_base: Positive = 10_000.0
     rope_scaling: RopeScaling | YarnScaling | None = None
-    norm_epsilon: float = 1e-6
-    logit_soft_cap: float | None = None
-    attention_soft_cap: float | None = None
-    init_scale: float = 1.0
-    embedding_std: float = 0.02
+    norm_epsilon: Positive = 1e-6
+    logit_soft_cap: Positive | None = None
+    attention_soft_cap: Positive | None = None
+    init_scale: Positive = 1.0
+    embedding_std: Positive = 0.02
     zero_outputs: bool = False
 
     def __post_init__(self) -> None:
+        check_fields(self)
         owner = "TransformerConfig"
-        for name in (
-            *("vocab_size", "vocab_multiple", "layers", "embed"),
-            *("heads", "kv_heads", "head_size", "mlp"),
-        ):
-            _check_count(owner, name, getattr(self, name))
-        for name in ("window", "context"):
-            if getattr(self, name) is not None:
-                _check_count(owner, name, getattr(self, name))
-        for name in ("rope_base", "norm_epsilon", "init_scale", "embedding_std"):
-            _check_positive(owner, name, getattr(self, name))
-        for name in ("logit_soft_cap", "attention_soft_cap"):
-            if getattr(self, name) is not None:
-                _check_positive(owner, name, getattr(self, name))
-        for name, allowed in (
-            ("mlp_kind", MLP_KINDS),
-            ("norm", NORM_KINDS),
-            ("positions", POSITION_KINDS),
-        ):
-            if getattr(self, name) not in allowed:
-                raise InputError(
-                    f"{owner}.{name}: expected one of {', '.join(allowed)}, found "
-                    f"{getattr(self, name)!r}; give one of them"
-                )
-        self._check_heads()
-        self._check_positions()
-
-    def _check_heads(self) -> None:
         if self.heads % self.kv_heads:
             raise InputError(
-                f"TransformerConfig.kv_heads: expected a divisor of heads={self.heads}, found "
+                f"{owner}.kv_heads: expected a divisor of heads={self.heads}, found "
                 f"{self.kv_heads}; every key/value head must serve the same number of query heads"
             )
         if self.positions == "rotary" and self.head_size % 2:
             raise InputError(
-                f"TransformerConfig.head_size: expected an even number, found {self.head_size}; "
+                f"{owner}.head_size: expected an even number, found {self.head_size}; "
                 "rotary positions rotate pairs of features"
             )
-
-    def _check_positions(self) -> None:
-        pattern = self.window_pattern
-        if not pattern or set(pattern) - set("LS"):
+        if ("S" in self.window_pattern) != (self.window is not None):
             raise InputError(
-                f"TransformerConfig.window_pattern: expected letters L (long) and S (short), found "
-                f"{pattern!r}; SSSL is three short layers before each long one"
-            )
-        if ("S" in pattern) != (self.window is not None):
-            raise InputError(
-                "TransformerConfig.window: expected a width exactly where window_pattern has an S, "
-                f"found {self.window} with pattern {pattern!r}; set both or neither"
+                f"{owner}.window: expected a width exactly where window_pattern has an S, "
+                f"found {self.window} with pattern {self.window_pattern!r}; set both or neither"
             )
         if (self.positions == "learned") != (self.context is not None):
             raise InputError(
-                "TransformerConfig.context: expected a length exactly with positions='learned', "
+                f"{owner}.context: expected a length exactly with positions='learned', "
                 f"found {self.context} with {self.positions!r}; set both or neither"
             )
 
     @classmethod
     def from_plain(cls, fields: Mapping[str, Any]) -> TransformerConfig:
-        """The config of a `dataclasses.asdict` dictionary, also after a round trip through JSON."""
-        scaling = fields.get("rope_scaling")
-        if scaling is not None:
-            # The dictionary does not name the class; only YarnScaling has beta_fast.
-            scaling = (YarnScaling if "beta_fast" in scaling else RopeScaling)(**scaling)
-        rebuilt: dict[str, Any] = {**fields, "rope_scaling": scaling}
-        return cls(**rebuilt)
+        """A config from the JSON of `dataclasses.asdict`; absent fields have their defaults."""
+        return from_plain(cls, fields)
 
     @property
     def score_scale(self) -> float:
@@ -251,46 +203,39 @@ class TransformerConfig:
         return tuple(None if letter == "L" else self.window for letter in letters)
 
     @property
-    def mlp_matrices(self) -> int:
-        """Number of matrices of one MLP: 3 with a gate, else 2."""
-        return 3 if self.mlp_kind == "swiglu" else 2
-
-    @property
     def matmul_parameters(self) -> int:
         """Parameters in matmuls with every token: the blocks' matrices and the output head.
 
         The head counts once, tied or not; the embedding lookup is a gather and does not count.
         """
         attention = 2 * self.embed * self.head_size * (self.heads + self.kv_heads)
-        mlp = self.mlp_matrices * self.embed * self.mlp
+        mlp = (3 if self.mlp_kind == "swiglu" else 2) * self.embed * self.mlp
         return self.layers * (attention + mlp) + self.padded_vocab_size * self.embed
-
-    @property
-    def norm_parameters(self) -> int:
-        """Weights and biases of all norms: 2 per block, 2 more with qk_norm, and the final norm."""
-        per_feature = {"rms": 1, "plain_rms": 0, "layer": 2}[self.norm]
-        per_block = 2 * self.embed + (2 * self.head_size if self.qk_norm else 0)
-        return per_feature * (self.layers * per_block + self.embed)
-
-    @property
-    def bias_parameters(self) -> int:
-        """Biases of the blocks' projections."""
-        qkv = self.head_size * (self.heads + 2 * self.kv_heads)
-        others = 2 * self.embed + (self.mlp_matrices - 1) * self.mlp
-        with_qkv = self.biases or self.qkv_biases
-        return self.layers * ((qkv if with_qkv else 0) + (others if self.biases else 0))
 
     @property
     def parameter_count(self) -> int:
         """Number of all parameters."""
         gathered = 0 if self.tied else self.padded_vocab_size * self.embed
         gathered += (self.context or 0) * self.embed
-        return self.matmul_parameters + self.norm_parameters + self.bias_parameters + gathered
+        norms = 2 * self.embed + (2 * self.head_size if self.qk_norm else 0)
+        per_feature = {"rms": 1, "plain_rms": 0, "layer": 2}[self.norm]
+        biases = 0
+        if self.biases or self.qkv_biases:
+            biases += self.head_size * (self.heads + 2 * self.kv_heads)
+        if self.biases:
+            biases += 2 * self.embed + (2 if self.mlp_kind == "swiglu" else 1) * self.mlp
+        vectors = self.layers * (per_feature * norms + biases) + per_feature * self.embed
+        return self.matmul_parameters + vectors + gathered
 
 
 CHANGEABLE = (
-    *("window_pattern", "window", "rope_base", "rope_scaling"),
-    *("norm_epsilon", "logit_soft_cap", "attention_soft_cap"),
+    "window_pattern",
+    "window",
+    "rope_base",
+    "rope_scaling",
+    "norm_epsilon",
+    "logit_soft_cap",
+    "attention_soft_cap",
 )
 """Fields of `TransformerConfig` that may change for trained parameters; no array depends on one."""
 
@@ -310,20 +255,4 @@ def check_same_parameters(old: TransformerConfig, new: TransformerConfig) -> Non
         raise InputError(
             f"model: {', '.join(changed)}: trained parameters keep their arrays and their use; "
             f"expected changes of {', '.join(CHANGEABLE)} only"
-        )
-
-
-def _check_count(owner: str, name: str, value: object) -> None:
-    if type(value) is not int or value < 1:
-        raise InputError(
-            f"{owner}.{name}: expected a positive integer, found {value!r}; "
-            "give a whole number of at least 1"
-        )
-
-
-def _check_positive(owner: str, name: str, value: float) -> None:
-    if not 0 < value < float("inf"):
-        raise InputError(
-            f"{owner}.{name}: expected a finite number above 0, found {value!r}; "
-            "leave the field out to get its default"
         )

@@ -1,4 +1,4 @@
-"""Floating-point operations (FLOPs) of training and parameter counts, for MFU.
+"""Floating-point operations (FLOPs) of training, for MFU.
 
 A token costs 2 FLOPs per parameter that multiplies it and 4 per attended position, head and feature
 (the matmuls of queries with keys and of weights with values); a backward pass costs twice the
@@ -13,55 +13,14 @@ one document, also where attention stays inside documents.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 
 from models.shape.config import TransformerConfig
+from models.shape.footprint import attended_pairs
 
 
-@dataclasses.dataclass(frozen=True)
-class Parameters:
-    """Parameter counts under three conventions.
-
-    Attributes:
-        total: all parameters.
-        matmul: parameters in matmuls with every token: the blocks' matrices and the output head,
-            tied or not. Norms, biases and the gathered embedding are excluded.
-        without_embeddings: all parameters except the embedding, an untied head and learned
-            positions (Kaplan et al., 2020, arXiv:2001.08361, section 2.1).
-    """
-
-    total: int
-    matmul: int
-    without_embeddings: int
-
-
-def parameters(config: TransformerConfig) -> Parameters:
-    """The exact parameter counts of a model, from its shape alone."""
-    tables = config.padded_vocab_size * (1 if config.tied else 2) + (config.context or 0)
-    total = config.parameter_count
-    return Parameters(total, config.matmul_parameters, total - tables * config.embed)
-
-
-def attended_pairs(length: int, window: int | None = None) -> int:
-    """Pairs of a token and a position it attends to: sum of min(t + 1, window)."""
-    # A triangle until the window is full, then `reach` positions for every later token.
-    reach = length if window is None else min(length, window)
-    return reach * (reach + 1) // 2 + (length - reach) * reach
-
-
-def forward_flops_per_token(
-    config: TransformerConfig,
-    sequence_length: int,
-    causal: bool,
-) -> float:
-    """Mean FLOPs of one token's forward pass in a sequence of `sequence_length` tokens.
-
-    Args:
-        config: the model; its windows bound the positions that a layer's tokens attend to.
-        sequence_length: tokens per sequence.
-        causal: the convention, see above.
-    """
+def forward_flops_per_token(config: TransformerConfig, sequence_length: int, causal: bool) -> float:
+    """Mean FLOPs of one token's forward pass in a sequence of `sequence_length` tokens."""
 
     def attended(window: int | None) -> float:
         if causal:
@@ -74,9 +33,7 @@ def forward_flops_per_token(
 
 
 def training_flops_per_token(
-    config: TransformerConfig,
-    sequence_length: int,
-    causal: bool,
+    config: TransformerConfig, sequence_length: int, causal: bool
 ) -> float:
     """Mean FLOPs of one token's forward and backward pass, three times the forward pass."""
     return 3.0 * forward_flops_per_token(config, sequence_length, causal)

@@ -1,26 +1,22 @@
-"""What follows from a model's shape for memory, time and FLOPs, computed once; imports no JAX."""
+"""What follows from a model's shape for memory, time and FLOPs; imports no JAX."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from models.shape.config import TransformerConfig
-from models.shape.flops import attended_pairs
-from models.shape.layer_cycles import cycles_of
 from models.shape.remat_names import BLOCK_INPUT
 
 
 @dataclass(frozen=True)
 class Matrix:
-    """A matrix of every block.
+    """A matrix of every block, with `rows` inputs and `columns` outputs.
 
-    Attributes:
-        result: name of what it computes, see `models.remat_names`; "" for the MLP's output, which
-            no gradient needs.
-        rows, columns: its inputs and outputs.
-        into_block: whether it reads the residual stream; others write to it.
+    `result` names what it computes, see `models.shape.remat_names`; it is "" for the MLP's output,
+    which no gradient needs. `into_block`: it reads the residual stream; others write to it.
     """
 
     result: str
@@ -31,16 +27,18 @@ class Matrix:
 
 @dataclass(frozen=True)
 class Footprint:
-    """A model's arrays.
+    """A model's arrays and loops.
 
     Attributes:
         windows: the window of every layer, None for the whole sequence.
-        widths: array elements per token and layer of each name of `models.remat_names`, without
-            attention's log-sum-exp.
+        widths: array elements per token and layer of each name of `models.shape.remat_names`,
+            without attention's log-sum-exp.
         matrices: those of one block.
         parameters: number of all parameters.
         block_parameters: of these in matrices of the blocks.
         table_parameters: of these in the embedding and an untied head.
+        without_embeddings: all but those and learned positions (Kaplan et al., 2020,
+            arXiv:2001.08361, section 2.1).
         period, cycles: layers of an iteration of the loop over layers, and its iterations.
     """
 
@@ -50,6 +48,7 @@ class Footprint:
     parameters: int
     block_parameters: int
     table_parameters: int
+    without_embeddings: int
     period: int
     cycles: int
 
@@ -70,6 +69,7 @@ def footprint(model: TransformerConfig) -> Footprint:
     matrices.append(Matrix("", model.mlp, model.embed, False))
     period, cycles = cycles_of(model.windows)
     table = model.padded_vocab_size * model.embed
+    tables = table * (1 if model.tied else 2)
     return Footprint(
         windows=model.windows,
         widths={
@@ -81,7 +81,47 @@ def footprint(model: TransformerConfig) -> Footprint:
         matrices=tuple(matrices),
         parameters=model.parameter_count,
         block_parameters=model.matmul_parameters - table,
-        table_parameters=table * (1 if model.tied else 2),
+        table_parameters=tables,
+        without_embeddings=model.parameter_count - tables - (model.context or 0) * model.embed,
         period=period,
         cycles=cycles,
     )
+
+
+def attended_pairs(length: int, window: int | None = None) -> int:
+    """Pairs of a token and a position it attends to: sum of min(t + 1, window)."""
+    # A triangle until the window is full, then `reach` positions for every later token.
+    reach = length if window is None else min(length, window)
+    return reach * (reach + 1) // 2 + (length - reach) * reach
+
+
+def cycles_of(kinds: Sequence[Any]) -> tuple[int, int]:
+    """The layers per cycle and the number of cycles that `kinds` start with.
+
+    Minimizes the blocks in the program: those of one cycle plus the layers after the last cycle.
+    """
+    count = len(kinds)
+    if len(set(kinds)) == 1:  # at once, as any number of layers may be asked for
+        return 1, count
+
+    def repeats(period: int) -> int:
+        layers = next((i for i in range(count) if kinds[i] != kinds[i % period]), count)
+        return layers // period
+
+    choices = ((period, repeats(period)) for period in range(1, count + 1))
+    return min(choices, key=lambda choice: (choice[0] + count - choice[0] * choice[1], choice[0]))
+
+
+def parameter_axes(model: TransformerConfig) -> tuple[Mapping[str, int], ...]:
+    """Sizes of the named axes of the model's parameters, one entry per shape."""
+    embed, heads = {"embed": model.embed}, {"head_size": model.head_size}
+    keys = {"kv_heads": model.kv_heads, **heads}
+    queries = {"q_per_kv": model.q_per_kv, **keys}
+    mlp = {"mlp": model.mlp}
+    of_block = [embed, {**embed, **queries}, {**embed, **keys}, {**embed, **mlp}]
+    of_block += [heads] if model.qk_norm else []
+    of_block += [queries, keys] if model.biases or model.qkv_biases else []
+    of_block += [mlp] if model.biases else []
+    found = [{"vocab": model.padded_vocab_size, **embed}]
+    found += [{"position": model.context, **embed}] if model.context is not None else []
+    return (*found, embed, *({"layers": model.layers, **axes} for axes in of_block))

@@ -14,6 +14,7 @@ import dataclasses
 import functools
 import itertools
 import math
+from typing import Literal
 
 LANES = 128
 LARGEST = 2304
@@ -238,3 +239,19 @@ def _cycles(row: ScoreMatrix, tile: tuple[int, int], head_size: int, kernel: str
 def _divisors(positions: int) -> list[int]:
     """Multiples of 128 that divide a number of positions and fit into vector memory."""
     return [size for size in range(LANES, LARGEST + 1, LANES) if positions % size == 0]
+
+
+def choose_way(
+    kv_heads: int, chunk_fits: bool, window: int | None, shards: int
+) -> Literal["heads", "zigzag", "gathered"]:
+    """How `models.attention.context_parallel` divides a sequence's attention over `shards` devices.
+
+    Args:
+        kv_heads: key/value heads of one device before the all-to-all.
+        chunk_fits: whether half of a device's positions is a chunk that the kernel can tile.
+        window: positions each position attends to, or None for all.
+        shards: devices that share a sequence.
+    """
+    if kv_heads % shards == 0:
+        return "heads"
+    return "zigzag" if chunk_fits and window is None else "gathered"

@@ -29,6 +29,7 @@ Count = Annotated[int, Meta(ge=1)]
 Whole = Annotated[int, Meta(ge=0)]
 Positive = Annotated[float, Meta(gt=0.0, le=_FINITE)]
 NotNegative = Annotated[float, Meta(ge=0.0, le=_FINITE)]
+AtLeastOne = Annotated[float, Meta(ge=1.0, le=_FINITE)]
 BelowOne = Annotated[float, Meta(ge=0.0, lt=1.0)]
 Share = Annotated[float, Meta(ge=0.0, le=1.0)]
 Seed = Annotated[int, Meta(ge=0, lt=2**32)]  # JAX uses the lowest 32 bits
@@ -48,8 +49,11 @@ def check_fields(config: object) -> None:
 def check_value(name: str, value: object, hint: Any) -> None:
     """Raise `InputError`, with the name, the value and the bound, unless it is of type `hint`."""
     classes, words = _parts(hint)
-    if classes and isinstance(value, classes):
+    if classes and isinstance(value, (*classes, type(None)) if "None" in str(hint) else classes):
         return  # checked when it was made
+    if len(classes) > 1:  # of which msgspec makes no union
+        expected = " or ".join(each.__name__ for each in classes)
+        raise InputError(f"{name}: expected {expected}, found {value!r}")
     plain = float(value) if isinstance(value, float) else value  # also NumPy's
     try:
         msgspec.convert(plain, hint)
@@ -68,9 +72,19 @@ def check_value(name: str, value: object, hint: Any) -> None:
 
 def from_plain(kind: type[T], fields: Mapping[str, Any]) -> T:
     """The dataclass of a `dataclasses.asdict` dictionary, also after a round trip through JSON."""
-    if unknown := fields.keys() - {field.name for field in dataclasses.fields(kind)}:  # type: ignore
+    hints, values = _hints(kind), {}
+    if unknown := fields.keys() - hints.keys():
         raise InputError(f"{kind.__name__}: unknown fields {', '.join(sorted(unknown))}")
-    return msgspec.convert(fields, kind)
+    for name, value in fields.items():
+        if isinstance(value, Mapping):  # it does not name its class
+            nested = [
+                each for each in _parts(hints[name])[0] if value.keys() <= _hints(each).keys()
+            ]
+            value = from_plain(nested[0], value) if nested else value
+        elif not _parts(hints[name])[0]:
+            value = msgspec.convert(value, hints[name])
+        values[name] = value
+    return kind(**values)
 
 
 def at_least(owner: str, **fields: tuple[float, float]) -> None:

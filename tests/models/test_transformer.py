@@ -17,8 +17,8 @@ import models.named as hax
 from models.attention.dispatch import attend
 from models.layers.precision import cast
 from models.layers.rotary import rotary_angles
-from models.parameter_axes import parameter_axes
 from models.shape.config import TransformerConfig
+from models.shape.footprint import parameter_axes
 from models.transformer import Forward, Transformer
 from pipeline.errors import InputError
 from tests.models import reference, small

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from models.parameter_axes import parameter_axes
 from models.shape.config import TransformerConfig
+from models.shape.footprint import parameter_axes
 from pipeline.errors import InputError
 from training.config.axis_rules import FSDP, MESH_AXES, assign
 from training.config.parallelism import Parallelism

@@ -11,8 +11,7 @@ from __future__ import annotations
 from collections import Counter
 
 from models.shape.config import TransformerConfig
-from models.shape.flops import attended_pairs
-from models.shape.footprint import footprint
+from models.shape.footprint import attended_pairs, footprint
 from models.shape.remat_names import MATMULS, saved_names
 from training.config.optimizer import OptimizerConfig
 from training.config.train import TrainConfig

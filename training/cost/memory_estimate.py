@@ -13,9 +13,8 @@ from dataclasses import dataclass, field
 
 from models.shape.config import TransformerConfig
 from models.shape.footprint import Footprint, footprint
-from models.shape.position_sharing import choose_way
 from models.shape.remat_names import BLOCK_INPUT, MATMULS, saved_names
-from models.shape.splash_tiles import LANES, choose_tiles, partial_sums_bytes
+from models.shape.splash_tiles import LANES, choose_tiles, choose_way, partial_sums_bytes
 from pipeline.errors import InputError
 from training.config import OptimizerConfig, Parallelism, TrainConfig
 from training.config.optimizer import moment_bytes

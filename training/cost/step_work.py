@@ -10,9 +10,8 @@ from dataclasses import dataclass
 
 from models.shape.config import TransformerConfig
 from models.shape.footprint import footprint
-from models.shape.position_sharing import choose_way
 from models.shape.remat_names import saved_names
-from models.shape.splash_tiles import LANES
+from models.shape.splash_tiles import LANES, choose_way
 from pipeline.accelerators import TPUS, Chip
 from training.cost.executed_flops import ATTENTION, repeated
 

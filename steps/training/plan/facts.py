@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from models.hf import architectures
-from models.shape.flops import parameters
+from models.shape.footprint import footprint
 from pipeline.accelerators import Chip
 from pipeline.graph.facts import Facts, Results
 from pipeline.graph.step import Node
@@ -101,9 +101,9 @@ def _without_effect(run: DeclaredRun) -> list[str]:
 def _size(run: DeclaredRun) -> tuple[list[str], dict[str, Any]]:
     """Lines and data about the model, the length of training, the export and the trackers."""
     model, train = run.model, run.train
-    count = parameters(model)
+    count = footprint(model)
     data: dict[str, Any] = {
-        "parameters": count.total,
+        "parameters": count.parameters,
         "parameters_without_embeddings": count.without_embeddings,
         "steps": run.steps,
         "epochs": list(run.epochs),
@@ -113,14 +113,16 @@ def _size(run: DeclaredRun) -> tuple[list[str], dict[str, Any]]:
         "checkpoint_bytes": int(checkpoint_bytes(run)),
         "export": architectures.describe(model),
     }
-    size = f"{count.total:,} parameters, {count.without_embeddings:,} without embeddings"
+    size = f"{count.parameters:,} parameters, {count.without_embeddings:,} without embeddings"
     lines = [f"model       {size}; a checkpoint has {checkpoint_bytes(run) / 1e9:.2f} GB"]
     if run.steps is None:
         lines.append("training    the number of steps is known when the sequences are built")
     else:
         about = "" if run.exact else "about "
         total = rows_read(run.whole, run.steps) * run.whole.sequence_length
-        size = f"{run.steps:,} steps, {total:,} tokens ({total / count.total:.1f} per parameter)"
+        size = (
+            f"{run.steps:,} steps, {total:,} tokens ({total / count.parameters:.1f} per parameter)"
+        )
         if run.done:
             size += f"; {run.steps - run.done:,} steps, {run.tokens:,} tokens are left"
         lines.append(f"training    {about}{size}, {run.flops:.2e} FLOPs")

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from jax.sharding import PartitionSpec
 
 from models.attention.context_parallel import Exchange, zigzag_order
-from models.shape.position_sharing import choose_way
+from models.shape.splash_tiles import choose_way
 from tests.models import small
 
 

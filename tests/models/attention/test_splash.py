@@ -20,7 +20,7 @@ from models.attention import splash
 from models.attention.dispatch import attend
 from models.attention.splash_tiles import SEQ_MINOR
 from models.mesh_axes import MeshAxes
-from models.shape.position_sharing import choose_way
+from models.shape.splash_tiles import choose_way
 from models.transformer import Forward
 from tests.models import small
 from tests.models.attention.attention_inputs import inputs, segments, value_and_gradients

@@ -17,7 +17,7 @@ from models.layers.axes import TOKENS_FIRST, model_axes
 from models.layers.rotary import rotary_angles
 from models.layers.scan_layers import apply_layers
 from models.shape.config import TransformerConfig
-from models.shape.layer_cycles import cycles_of
+from models.shape.footprint import cycles_of
 from models.transformer import Forward
 from tests.models import reference, small
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import subprocess
-import sys
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -91,8 +90,8 @@ def test_parameters_are_float32():
         ({"window": 4}, "set both or neither"),
         ({"window_pattern": "SL"}, "set both or neither"),
         ({"window_pattern": "SL", "window": 0}, "window"),
-        ({"window_pattern": "GL", "window": 4}, "letters L"),
-        ({"window_pattern": ""}, "letters L"),
+        ({"window_pattern": "GL", "window": 4}, "regex"),
+        ({"window_pattern": ""}, "regex"),
         ({"positions": "learned"}, "set both or neither"),
         ({"context": 64}, "set both or neither"),
         ({"attention_soft_cap": float("inf")}, "attention_soft_cap"),
@@ -105,33 +104,24 @@ def test_impossible_shapes_are_refused(changes, words):
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"factor": 0.0}, "RopeScaling.factor"),
-        ({"original_context": -1}, "original_context"),
-        ({"high_frequency_factor": 1.0}, "more than low_frequency_factor=1.0"),
-    ],
-)
-def test_impossible_scalings_are_refused(changes, words):
-    """The same for the scaling of rotary frequencies."""
-    with pytest.raises(InputError, match=words):
-        RopeScaling(**changes)
+YARN = partial(YarnScaling, original_context=64)
 
 
 @pytest.mark.parametrize(
-    ("changes", "words"),
+    ("scaling", "changes", "words"),
     [
-        ({"factor": 0.5}, "YarnScaling.factor: expected at least 1"),
-        ({"original_context": 0}, "original_context"),
-        ({"beta_fast": 1.0}, "more than beta_slow=1.0"),
-        ({"temperature": 0.0}, "temperature"),
+        (RopeScaling, {"factor": 0.0}, "RopeScaling.factor"),
+        (RopeScaling, {"original_context": -1}, "original_context"),
+        (RopeScaling, {"high_frequency_factor": 1.0}, "more than low_frequency_factor=1.0"),
+        (YARN, {"factor": 0.5}, "YarnScaling.factor: expected float >= 1.0"),
+        (YARN, {"factor": 4.0, "beta_fast": 1.0}, "more than beta_slow=1.0"),
+        (YARN, {"factor": 4.0, "temperature": 0.0}, "temperature"),
     ],
 )
-def test_impossible_yarn_is_refused(changes, words):
-    """And for YaRN's."""
+def test_impossible_scalings_are_refused(scaling, changes, words):
+    """The same for the scalings of rotary frequencies."""
     with pytest.raises(InputError, match=words):
-        YarnScaling(**{"factor": 4.0, "original_context": 4096, **changes})
+        scaling(**changes)
 
 
 CHANGED = {
@@ -174,16 +164,6 @@ def test_every_field_is_either_changeable_or_refused():
 def test_odd_heads_need_no_rotation():
     """Learned positions turn no pairs, so a head may have any width."""
     assert small.config(positions="learned", context=8, head_size=7).head_size == 7
-
-
-def test_planning_does_not_import_jax():
-    """Reading a preset and its FLOPs needs neither JAX nor NumPy."""
-    code = (
-        "import sys, models.presets, models.flops;"
-        "print([name for name in ('jax', 'numpy', 'haliax', 'equinox') if name in sys.modules])"
-    )
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert out.stdout.strip() == "[]"
 
 
 def test_positional_arguments_are_refused():
