@@ -64,7 +64,7 @@ def code_evaluation(
     from training.evaluate.programs.sandbox import check
 
     found = parse_problems(storage.read_bytes(problems), problems)
-    layers = check(limits)
+    version = check(limits)
     for language in {problem.language for problem in found}:
         tool(language)
     if model is None:
@@ -93,7 +93,7 @@ def code_evaluation(
     total = tasks["all"]
     return {
         "tasks": tasks,
-        "measured": {"sandbox": list(layers)},
+        "measured": {"sandbox": version},
         "headline": [
             f"{total['pass@1']:.1%} of {len(judged)} programs pass their tests, "
             f"{total['compiled']:.1%} compile"

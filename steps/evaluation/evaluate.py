@@ -10,14 +10,14 @@ from pipeline import GangProcess, Hardware, Result, Runtime, StepContext, local,
 from pipeline.events import Emit
 from steps.artifacts import Checkpoint, Scores, TokenCache, Tokenizer
 from steps.declared import check_splits
-from steps.evaluation.score_job import NOTHING_ELSE, Also, check_questions, score_job
+from steps.evaluation.score_job import NOTHING_ELSE, Also, check_sizes, score_job
 from steps.gang import FLAGS, joined
 
 _FIGURES = ("loss", "bits_per_byte", "tokens", "bytes")
 
 
 def _check(arguments: Mapping[str, Any]) -> None:
-    check_questions(arguments)
+    check_sizes(arguments)
     check_splits("evaluate", arguments["tokens"] or arguments["checkpoint"], arguments["splits"])
 
 
@@ -43,7 +43,7 @@ def evaluate(
         tokenizer: tokenizer of the prompts; by default the one of its training.
         splits: names of splits; empty for all held-out splits.
         sequences: number of sequences of each split, spread over it; None for all.
-        also: further evaluations, such as generated samples.
+        also: generated samples.
         batch_size: sequences per batch; None for that of evaluations during training.
         hardware: the hardware to run on.
     """
@@ -67,7 +67,7 @@ def evaluate(
     return {
         "split": first["split"],
         **{name: first[name] for name in _FIGURES if name in first},
-        **{name: scored[name] for name in ("samples", "tasks")},
+        "samples": scored["samples"],
         "rows": rows,
     }
 

@@ -40,7 +40,7 @@ from pipeline.store.ledger import Ledger
 from pipeline.store.parallel import concurrently
 from steps.artifacts import Checkpoint, Scores, TokenCache, Tokenizer
 from steps.checkpoints.find import ABOUT, about_of
-from steps.evaluation.score_job import NOTHING_ELSE, Also, check_questions, score_job
+from steps.evaluation.score_job import NOTHING_ELSE, Also, check_sizes, score_job
 from steps.gang import FLAGS, joined
 from training.checkpoint.retention import due
 from training.config import TrainConfig
@@ -74,7 +74,7 @@ class Assignment:
 
 
 def _check(arguments: Mapping[str, Any]) -> None:
-    check_questions(arguments)
+    check_sizes(arguments)
     if arguments["also"].prompts and arguments["tokenizer"] is None:
         raise InputError("follow: prompts need a tokenizer: give it as the input `tokenizer`")
 
@@ -263,7 +263,6 @@ def _table(run: StepContext) -> dict[str, Any]:
     return {
         **last,
         "rows": rows,
-        "tasks": [row for score in scores for row in score["tasks"]],
         "headline": [
             f"{len(scores)} checkpoints followed; {last['split']} loss of the last, step "
             f"{last['step']:,}: {last['loss']:.3f} nats per token"

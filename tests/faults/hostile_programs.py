@@ -27,14 +27,12 @@ class Hostile:
         source: Python.
         ended: how the sandbox must end it.
         says: a regular expression found in its output.
-        needs_filter: of system calls, without which it is not kept from it.
     """
 
     tries: str
     source: str
     ended: str
     says: str = ""
-    needs_filter: bool = False
 
 
 PROGRAMS = (
@@ -86,13 +84,6 @@ PROGRAMS = (
         "memory",
     ),
     Hostile(
-        "memory that belongs to no process",
-        "import os; os.write(os.memfd_create('x'), b'x')",
-        "exit 1",
-        "Operation not permitted",
-        needs_filter=True,
-    ),
-    Hostile(
         "to fill the disk",
         """
         for number in range(1000):
@@ -111,12 +102,6 @@ PROGRAMS = (
         "File too large",
     ),
     Hostile(
-        "a million files",
-        "for number in range(10 ** 6): open(str(number), 'w').close()",
-        "exit 1",
-        "No space left on device",
-    ),
-    Hostile(
         "to change the system's programs",
         "open('/usr/bin/hostile', 'w')",
         "exit 1",
@@ -133,13 +118,13 @@ PROGRAMS = (
         os.listdir(os.path.expanduser("~root/.ssh"))
         """,
         "exit 1",
-        r"\['HOME', 'LANG', 'PATH'\] \[\]",
+        r"\['HOME', 'LANG', 'PATH', 'PWD'[^A-Z]*\] \[\]",
     ),
     Hostile(
         "to reach a server",
         "import socket; socket.create_connection(('1.1.1.1', 53), timeout=1)",
         "exit 1",
-        "Operation not permitted|Network is unreachable",
+        "Network is unreachable",
     ),
     Hostile(
         "to end other processes",
@@ -150,7 +135,7 @@ PROGRAMS = (
         try: os.kill(int(open("outside").read()), signal.SIGKILL)
         except ProcessLookupError as error: print(error.strerror)
         """,
-        "exit 0",
+        "killed",
         "No such process",
     ),
     Hostile(

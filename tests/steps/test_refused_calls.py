@@ -149,7 +149,7 @@ WRITER = train(LONG, train=BATCH, epochs=1, **OTHER)
             "evaluation.sequences: expected int >= 1, found 0",
         ),
         (lambda: follow(MODEL, TOKENS, also=Also(prompts=("x",))), "prompts need a tokenizer"),
-        (lambda: Also(questions=5, choices=1), "Also.choices"),
+        (lambda: Also(new_tokens=0), "Also.new_tokens"),
         (lambda: Also(top_k=0), "top_k"),
         (lambda: train(LONG, train=BATCH, epochs=1, **HOW), "the tokenizer has 300 ids"),
         (lambda: train(LONG, train=SIX, **OTHER), "length is 16, the shuffled sequences are 32"),

@@ -16,7 +16,6 @@ from models.shape.config import TransformerConfig
 from training.config import OptimizerConfig, Parallelism, TrainConfig
 from training.config.job import Listener, MetricsRow, TrainJob, TrainResult
 from training.evaluate.checkpoint_scorer import ScoreJob
-from training.evaluate.continuation_task import Passages
 from training.metrics.history import MEASURED, plain, read_history, read_log, tables
 from training.step.program import Program, build_program
 
@@ -119,7 +118,7 @@ def write_data(root: str) -> None:
 
 
 def score_job(root: str) -> ScoreJob:
-    """Two held-out splits whole, and ten questions about the first, on what `write_data` wrote."""
+    """Two held-out splits whole, of what `write_data` wrote."""
     shards = {name: (TokenShard(f"{root}/{name}", n, ""),) for name, n in HELD_OUT.items()}
     return ScoreJob(
         model=MODEL,
@@ -127,14 +126,6 @@ def score_job(root: str) -> ScoreJob:
         splits=tuple(shards.items()),
         token_bytes=TOKEN_BYTES,
         eos_id=EOS,
-        passages=Passages(
-            name="validation",
-            shards=shards["validation"],
-            items=10,
-            context=12,
-            continuation=6,
-            choices=4,
-        ),
     )
 
 

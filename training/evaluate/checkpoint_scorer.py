@@ -1,4 +1,4 @@
-"""Scores checkpoints on all devices: loss on held-out splits, generated samples, a task."""
+"""Scores checkpoints on all devices: loss on held-out splits, and generated samples."""
 
 from __future__ import annotations
 
@@ -19,11 +19,9 @@ from training.config import OptimizerConfig, Parallelism, TrainConfig
 from training.config.job import MetricsRow, Prompts
 from training.cost.memory_plan import resolve
 from training.cost.resolved_run import attention_backend
-from training.evaluate.continuation_task import Passages, continuation_questions
 from training.evaluate.evaluator import Evaluator, Split
 from training.evaluate.generate_samples import SampleGenerator
 from training.evaluate.loglikelihood import Likelihood
-from training.evaluate.multiple_choice import accuracy, answer
 from training.sharding.layout import Layout, make_layout
 from training.step.document_mask import Boundaries
 from training.step.evaluation_step import make_evaluation_step
@@ -37,21 +35,14 @@ class ScoreJob:
     """The evaluation of checkpoints of one model, as plain data that other processes can receive.
 
     Attributes:
-        model: shape of the model.
-        train: the training configuration: batch, sequence length, dtype.
         splits: name and shards of each split; may be empty.
         sequences: sequences to read of each split, spread over it; None for all.
         batch_size: sequences per batch; None for `TrainConfig.evaluation_batch`. Rounded up to a
             multiple of the devices that share a batch.
         token_bytes: number of UTF-8 bytes of every id.
-        eos_id: the id that ends a document.
         tokenizer: digest of the tokenizer that wrote the shards.
         prompts: prompts of generated samples; None for no samples.
-        passages: a multiple-choice task; None for none.
         masked: whether ids are stored with a loss mask, see `training.step.document_mask`.
-
-    Raises:
-        InputError: `sequences` is below 1. Checked here, before machines are requested.
     """
 
     model: TransformerConfig
@@ -63,7 +54,6 @@ class ScoreJob:
     eos_id: int
     tokenizer: str = ""
     prompts: Prompts | None = None
-    passages: Passages | None = None
     masked: bool = False
 
     def __post_init__(self) -> None:
@@ -77,13 +67,10 @@ class Scored:
     Attributes:
         rows: one metrics row per held-out split, see `Evaluator`.
         samples: one {"prompt", "completion"} per prompt.
-        tasks: metrics rows with task, split, acc, acc_bytes and more, see
-            `training.evaluate.multiple_choice`.
     """
 
     rows: list[MetricsRow]
     samples: list[dict[str, str]]
-    tasks: list[MetricsRow]
 
 
 class Scorer:
@@ -105,7 +92,6 @@ class Scorer:
             separate=train.separate_documents,
             masked_from=ids if job.masked else None,
         )
-        batch_size = job.batch_size or train.evaluation_batch
         self._evaluator = Evaluator(
             make_evaluation_step(train, self._layout, backend, boundaries),
             self._layout,
@@ -114,17 +100,9 @@ class Scorer:
             tokenizer=job.tokenizer,
             stored_ids=ids * (1 + job.masked),
             sequence_length=train.sequence_length,
-            batch_size=batch_size,
+            batch_size=job.batch_size or train.evaluation_batch,
             sequences=job.sequences,
         )
-        self._likelihood = Likelihood(
-            job.model, train, self._layout, boundaries, batch_size=batch_size
-        )
-        self._questions = []
-        if job.passages is not None:
-            self._questions = continuation_questions(
-                job.passages, job.token_bytes, eos_id=job.eos_id, tokenizer=job.tokenizer
-            )
         self._generator = None
         if job.prompts is not None:
             dtype = train.compute_dtype
@@ -142,15 +120,9 @@ class Scorer:
 
     @fixed_numerics()
     def score(self, model: Transformer) -> Scored:
-        """Losses, samples and tasks of a model that `load` returned."""
-        passages, tasks = self._job.passages, list[MetricsRow]()
-        rows = self._evaluator(model)
-        if passages is not None:
-            answers = answer(self._likelihood, model, self._questions)
-            scores = accuracy(self._questions, answers)
-            tasks.append({"task": "continuation", "split": passages.name, **scores})
+        """Losses and samples of a model that `load` returned."""
         samples = [] if self._generator is None else self._generator(model)
-        return Scored(rows=rows, samples=samples, tasks=tasks)
+        return Scored(rows=self._evaluator(model), samples=samples)
 
     def close(self) -> None:
         """Close the splits' files."""

@@ -6,29 +6,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.errors import InputError, StepFailed
-from pipeline.graph.step import as_node
-from pipeline.store.manifest import load
-from steps.artifacts import TokenCache
-from steps.evaluation.score_job import Also, score_job
+from pipeline.errors import StepFailed
 from steps.tokens.integer_rows import integer_rows
 from tests.pipeline.helpers import bring_up
-from tests.training import tiny
-
-
-def test_questions_about_rows_are_refused(tmp_path):
-    """They would be about the beginnings of documents."""
-    ids = pa.array([[1, 2, 3]] * 6, pa.list_(pa.int32()))
-    pq.write_table(pa.table({"input_ids": ids}), tmp_path / "rows.parquet")
-    node = integer_rows(
-        str(tmp_path / "*.parquet"), vocab_size=8, sequence_length=4, splits=(("validation", 2),)
-    )
-    bring_up(str(tmp_path / "store"), node)
-    path = str(tmp_path / "store" / as_node(node).directory)
-    cache = TokenCache(path, load(path))
-    scored = {"splits": ("validation",), "sequences": None, "batch_size": None}
-    with pytest.raises(InputError, match="questions are about documents"):
-        score_job(cache, None, tiny.MODEL, tiny.TRAIN, also=Also(questions=2), **scored)
 
 
 @pytest.mark.parametrize(

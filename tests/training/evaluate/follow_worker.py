@@ -33,7 +33,7 @@ def main() -> None:
             return load_model_onto(make_layout(jax.devices()), path, tiny.MODEL)
 
         def score(self, model: Any) -> Scored:
-            return Scored(rows=[], samples=[], tasks=[])
+            return Scored(rows=[], samples=[])
 
     address = f"127.0.0.1:{port}" if int(count) > 1 else None
     with joined(address, int(count), int(index)):

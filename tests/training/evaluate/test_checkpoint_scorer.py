@@ -4,7 +4,6 @@ import dataclasses
 import math
 
 import jax
-import numpy as np
 import pytest
 
 from tests.models import reference
@@ -63,8 +62,6 @@ def test_whole_sets_on_any_number_of_devices(trained, wanted, devices):
     scored = scorer.score(scorer.load(path))
     scorer.close()
     close(scored.rows, wanted, 2e-6)
-    (task,) = scored.tasks
-    assert (task["task"], task["split"], task["items"]) == ("continuation", "validation", 10)
 
 
 @pytest.mark.parametrize(
@@ -137,5 +134,3 @@ def test_two_processes_find_what_one_finds(trained, wanted):
     assert both[0] == both[1]
     close(one["rows"], wanted, 2e-6)
     close(both[0]["rows"], wanted, 2e-6)
-    assert both[0]["tasks"] == one["tasks"]
-    assert np.isfinite(one["tasks"][0]["acc"])

