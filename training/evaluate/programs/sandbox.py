@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import resource
 import secrets
 import selectors
 import shlex
@@ -110,14 +109,14 @@ def run(files: Mapping[str, str], commands: Sequence[Sequence[str]], limits: Lim
         for command in map(shlex.join, commands):
             script.append(f"{command} </dev/null >&2; s=$?; echo $s; [ $s = 0 ] || exit 0")
         inside = ["/bin/sh", "-c", "\n".join(script)]
+        bubblewrap = _bubblewrap(place, python, sources, limits)
         process = closing.enter_context(
             subprocess.Popen(
-                [*prefix, *_bubblewrap(place, python, sources, limits), *inside],
+                [*_limited(limits), *prefix, *bubblewrap, *inside],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 pass_fds=list(sources.values()),
-                preexec_fn=lambda: _limit(limits),
             )
         )
         closing.callback(process.communicate)  # until the last process of the sandbox has ended
@@ -176,19 +175,19 @@ def _bubblewrap(place: str, python: str, sources: Mapping[str, int], limits: Lim
     return [*found, "--remount-ro", "/", "--chdir", FOLDER]
 
 
-def _limit(limits: Limits) -> None:
-    """Limit the calling process and those that it starts."""
-    for name, most in (
-        (resource.RLIMIT_AS, limits.memory),
-        (resource.RLIMIT_CPU, int(limits.seconds) + 1),
-        (resource.RLIMIT_FSIZE, limits.files),
-        (resource.RLIMIT_NPROC, limits.processes + 3),  # bubblewrap's two and the shell count
-        (resource.RLIMIT_NOFILE, 256),
-        (resource.RLIMIT_CORE, 0),
-        (resource.RLIMIT_MEMLOCK, 0),
-        (resource.RLIMIT_STACK, 8 << 20),
-    ):
-        resource.setrlimit(name, (most, most))
+def _limited(limits: Limits) -> list[str]:
+    """A prefix that limits a command and the processes that it starts."""
+    most = {
+        "as": limits.memory,
+        "cpu": int(limits.seconds) + 1,
+        "fsize": limits.files,
+        "nproc": limits.processes + 3,  # bubblewrap's two and the shell count
+        "nofile": 256,
+        "core": 0,
+        "memlock": 0,
+        "stack": 8 << 20,
+    }
+    return ["prlimit", *(f"--{name}={limit}" for name, limit in most.items())]
 
 
 def _watch(process: subprocess.Popen[bytes], commands: int, limits: Limits) -> Outcome:
