@@ -27,11 +27,7 @@ _MOST_HOSTS = 16
 
 
 def run_local(hardware: Hardware, name: str, command: Sequence[str]) -> int:
-    """Start the hosts, run the command, end the hosts, and return the command's exit status.
-
-    Raises:
-        InputError: for more hosts than a machine can imitate.
-    """
+    """Start the hosts, run the command, end the hosts, and return the command's exit status."""
     if hardware.processes > _MOST_HOSTS:
         raise InputError(
             f"--on local: {hardware.name} has {hardware.processes} hosts, expected at most "
@@ -54,13 +50,15 @@ def run_local(hardware: Hardware, name: str, command: Sequence[str]) -> int:
     try:
         head = subprocess.Popen([*join, "--role", "head", "--", *command], env=environment)
         while head.poll() is None:
-            # A KeyboardInterrupt: the head got SIGINT too, and ends after the run.
-            with contextlib.suppress(subprocess.TimeoutExpired, KeyboardInterrupt):
-                head.wait(_POLL_SECONDS)
-            for index, host in enumerate(hosts):
-                # Lost or killed; the others end with the run's status.
-                if head.returncode is None and ((host.poll() or 0) < 0 or host.returncode == LOST):
-                    hosts[index] = start(index)
+            with contextlib.suppress(
+                KeyboardInterrupt
+            ):  # the head got SIGINT too: wait for its run
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    head.wait(_POLL_SECONDS)
+                for index, host in enumerate(hosts):
+                    lost = (host.poll() or 0) < 0 or host.returncode == LOST
+                    if lost and head.returncode is None:
+                        hosts[index] = start(index)
         for host in hosts:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 host.wait(_END_SECONDS)
