@@ -53,9 +53,7 @@ class Account:
 
     Attributes:
         total: from the start of the first attempt to the last row of the last one.
-        parts: counted seconds of every bucket, and those of `redone` and `dead`; they add up to
-            `total`.
-        spans: the attempts in order.
+        parts: counted seconds of every bucket, and those of `LOST`; they add up to `total`.
     """
 
     total: float

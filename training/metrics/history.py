@@ -79,11 +79,7 @@ def read_log(
 
 
 def parse(line: bytes) -> Entry:
-    """An entry from its line; null stands for a number of a row that is not finite.
-
-    Raises:
-        ValueError: the line is not JSON.
-    """
+    """An entry from its line; null stands for a number of a row that is not finite."""
     entry = json.loads(line)
     if entry.get("kind") in ("step", "evaluation"):
         return {name: math.nan if value is None else value for name, value in entry.items()}

@@ -93,8 +93,7 @@ class MetricsLog:
     def append(self, *, durable: bool = False) -> None:
         """Append every entry written so far to the local file; if `durable`, store it.
 
-        Raises:
-            OSError: the disk or the store failed; the entries are kept for a retry.
+        An `OSError` of the disk or the store keeps the entries for the next call.
         """
         with self._appending:
             with self._lock:
@@ -104,7 +103,7 @@ class MetricsLog:
                 self._file.flush()
 
     def flush(self) -> None:
-        """Store every entry written so far; errors as of `append`."""
+        """Store every entry written so far, as `append` does."""
         self.append(durable=True)
 
     def close(self, seconds: float) -> None:

@@ -40,9 +40,9 @@ class Profiler:
 
     Args:
         directory: URL of the run's directory, which gets requests and traces.
-        window: (first step, number of steps) to profile without a request; None for none.
-        poll: seconds between polls for a request; None for 2 on local disks and 10 in a store.
-        start, stop: start a trace into a local directory, and stop it.
+        window: (first step, number of steps) to profile without a request.
+        poll: seconds between polls for a request; by default 2 on local disks, 10 in a store.
+        start, stop: start a trace into a local directory, and stop it; for tests.
     """
 
     def __init__(
@@ -86,12 +86,7 @@ class Profiler:
             self._begin(step, count)
 
     def close(self, seconds: float = 15.0, trace_seconds: float = TRACE_SECONDS) -> None:
-        """Stop the running trace and the polling.
-
-        Args:
-            seconds: longest wait for uploads.
-            trace_seconds: longest wait for a running trace to be written.
-        """
+        """Stop polling, wait for a running trace to be written, then for uploads."""
         self._closed.set()
         if self._spool is not None:
             ending = threading.Thread(target=self._end, name="profile-end", daemon=True)

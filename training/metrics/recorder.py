@@ -60,7 +60,7 @@ class Updates(NamedTuple):
     """What the steps so far did to the model; a checkpoint stores it, as a list.
 
     Attributes:
-        skipped: steps that were not applied, as in the `skipped` column.
+        skipped: as in the column.
         in_a_row: the last steps that had counted tokens and were not applied.
         applied: steps of this run that were applied; a run that continues another one counts only
             its own.
@@ -110,12 +110,8 @@ class Recorder:
     def push(self, step: int, metrics: dict[str, jax.Array]) -> None:
         """Write the row of the step before; write this step's too if it is computed already.
 
-        Args:
-            step: steps queued so far, this one included.
-            metrics: the scalars that the step returned, still on the devices.
-
-        Raises:
-            InputError: the last `max_skipped` steps were not applied.
+        `metrics` are the scalars that the step returned, still on the devices. Raises `InputError`
+        where the last `max_skipped` steps were not applied.
         """
         self.drain()
         assert self.throughput is not None, "steps run in a batch phase"

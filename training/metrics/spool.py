@@ -1,7 +1,7 @@
 """A directory that other libraries write files to, mirrored to an object store.
 
-With a local URL the files are written in place. An object store has no append, so files grow in a
-temporary directory and are uploaded whole every 30 seconds. A kill loses what was not yet uploaded.
+With a local URL the files are written in place. Elsewhere files grow in a temporary directory and
+are uploaded whole every 30 seconds, if their size changed; a kill loses what was not yet uploaded.
 """
 
 from __future__ import annotations
@@ -21,19 +21,10 @@ UPLOAD_SECONDS = 30.0
 
 
 class Spool:
-    """A directory to write to, and its copy at a URL.
-
-    Args:
-        url: destination of the files; a local directory is written to directly.
-        clock: returns seconds.
-
-    Attributes:
-        path: the directory to write to.
-    """
+    """A directory to write to, `path`, and its copy at a URL."""
 
     def __init__(self, url: str, clock: Callable[[], float] = time.monotonic) -> None:
-        self._url = url
-        self._clock = clock
+        self._url, self._clock = url, clock
         self._remote = not storage.is_local(url)
         self._sizes: dict[Path, int] = {}
         self._next = clock() + UPLOAD_SECONDS
@@ -43,7 +34,7 @@ class Spool:
         self.path.mkdir(parents=True, exist_ok=True)
 
     def sync(self) -> None:
-        """Upload files whose size changed, at most every 30 seconds; errors are logged."""
+        """Upload what grew, at most every 30 seconds; errors of the store are logged."""
         if not self._remote or self._clock() < self._next:
             return
         try:
@@ -53,11 +44,7 @@ class Spool:
         self._next = self._clock() + UPLOAD_SECONDS
 
     def close(self) -> None:
-        """Upload the remaining changes and delete the temporary copy.
-
-        Raises:
-            OSError: the store failed; the temporary copy is kept.
-        """
+        """Upload the rest and delete the temporary copy, which an `OSError` leaves."""
         if self._remote:
             self._upload()
             shutil.rmtree(self.path, ignore_errors=True)

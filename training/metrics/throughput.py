@@ -26,10 +26,9 @@ class Throughput:
     """Converts seconds per step into rates and utilisations.
 
     Attributes:
-        tokens: positions per global batch.
+        tokens, rows: positions and sequences per global batch.
         flops: training FLOPs per token with (causal, full) attention.
         peak: dense bfloat16 FLOP/s of all devices together; None when not known.
-        rows: sequences per global batch.
         executed: FLOPs that all devices together execute in a step; None when not counted.
     """
 
@@ -47,15 +46,7 @@ class Throughput:
         kind: str,
         devices: int,
     ) -> Throughput:
-        """Rates of one batch phase.
-
-        Args:
-            model: shape of the model.
-            batch_size: sequences per global batch.
-            sequence_length: positions per sequence.
-            kind: JAX's device kind.
-            devices: number of devices.
-        """
+        """Rates of one batch phase on so many devices of JAX's device kind `kind`."""
         one = peak_flops(kind)
         return Throughput(
             tokens=batch_size * sequence_length,
@@ -86,12 +77,7 @@ class Throughput:
 
 @dataclass
 class PeakMemory:
-    """A call returns `memory_bytes` of a row; it reads a new value at most once a second.
-
-    Attributes:
-        devices: this process's devices.
-        clock: returns seconds.
-    """
+    """A call returns `memory_bytes` of a row, which it reads at most once a second."""
 
     devices: Sequence[jax.Device]
     clock: Callable[[], float] = time.monotonic
@@ -99,7 +85,6 @@ class PeakMemory:
     _bytes: int | None = dataclasses.field(default=None, init=False)
 
     def __call__(self) -> int | None:
-        """Peak bytes in use; None when not known."""
         now = self.clock()
         if now - self._asked >= MEMORY_SECONDS:
             self._asked, self._bytes = now, _peak_bytes(self.devices)

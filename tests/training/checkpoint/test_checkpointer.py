@@ -3,7 +3,6 @@
 import errno
 import functools
 import hashlib
-import json
 import os
 import threading
 
@@ -151,21 +150,6 @@ def test_existing_path_is_refused(new_checkpointer, tmp_path):
             checkpointer.wait()
     assert commits == []
     assert sorted(path.name for path in tmp_path.iterdir()) == ["00000005.a", "00000006.a"]
-
-
-def test_index_lists_every_file_with_its_digest(new_checkpointer):
-    """The index accounts for each file under the checkpoint except itself."""
-    checkpointer = new_checkpointer()
-    path = checkpointer.save(2, tiny.program().init(), PROGRESS)
-    checkpointer.wait()
-    found = {
-        os.path.relpath(os.path.join(folder, name), path)
-        for folder, _, names in os.walk(path)
-        for name in names
-    }
-    assert found == {*verify(path), "index.json"}
-    with open(os.path.join(path, "progress.json")) as file:
-        assert json.load(file) == PROGRESS
 
 
 def test_arrays_are_ordinary_zarr(new_checkpointer):

@@ -114,17 +114,6 @@ def _names(dogs):
     return [f"process/{dog._index}" for dog in dogs]
 
 
-def test_the_first_steps_may_be_longer_than_the_least_limit(quick):
-    """Steps of 150 s under a limit of 120: nothing is known of them before there are five."""
-    clock, ended, board = Clock(), [], Board()
-    with Watchdog(120.0, clock=clock, end=ended.append, board=board) as dog:
-        for step in range(1, 3 * LEAST):
-            dog.beat(step)
-            clock.now += 150.0
-            polled(board, [dog])
-    assert ended == []
-
-
 @pytest.mark.parametrize("phase", ["checkpoint", "profile"])
 def test_the_others_wait_for_a_process_in_a_long_phase(quick, phase):
     """A slow save or profile in one process is no silence of those that queued the next step."""
@@ -292,11 +281,3 @@ def test_a_timer_that_was_set_late_is_taken_back(monkeypatch):
     left.set()
     dog._thread.join(10)
     assert calls == ["taken back", "set", "taken back"]
-
-
-def test_nothing_is_left_running():
-    """Leaving the context ends the thread."""
-    with Watchdog(0.1) as dog:
-        thread = dog._thread
-    thread.join(2.0)
-    assert thread not in threading.enumerate()

@@ -161,14 +161,6 @@ def attempt(name, began, step_seconds, first, last, *marks, outcome="running"):
     )
 
 
-def test_one_kill_by_hand():
-    """100 s, checkpoint at 80; dead for 10; 50 s more: 80 + 50 of 160 count."""
-    found = account([attempt("a", 0, 100, 0, 10, (8, 80.0)), attempt("b", 110, 50, 8, 14)])
-    assert found.total == 160
-    assert (found.parts["step"], found.parts["redone"], found.parts["dead"]) == (130, 20, 10)
-    assert found.goodput == pytest.approx(130 / 160)
-
-
 def test_a_process_that_was_given_up_but_lived_on_is_cut_where_the_next_begins():
     """It took its checkpoint at 80, the next began at 90; what it did to 100 is nobody's."""
     found = account([attempt("a", 0, 100, 0, 10, (8, 80.0)), attempt("b", 90, 50, 8, 14)])
@@ -183,22 +175,6 @@ def test_a_clock_that_is_behind_cannot_make_an_attempt_begin_before_its_checkpoi
     assert (found.parts["step"], found.parts["redone"]) == (130, 0)
 
 
-def test_a_clock_an_hour_behind_does_not_put_an_attempt_before_its_lease():
-    """The second lease's machine says it began first: 80 and 50 count, nothing is redone."""
-    first = attempt("000009-0123abcd", 0, 100, 0, 10, (8, 80.0))
-    second = attempt("000010-00000000", -3500, 50, 8, 14)
-    found = account([second, first])
-    assert [span.attempt for span in found.spans] == [first, second]
-    assert (found.parts["step"], found.total) == (130, 130)
-
-
-def test_attempts_with_other_names_are_put_in_order_by_their_clocks():
-    """One name that is not a lease's among them, and none of them tells an order."""
-    names = ("000002-0123abcd", "000001-0123abcd", "000001-restored")
-    found = account([attempt(name, 100 * n, 100, 0, 10) for n, name in enumerate(names)])
-    assert [span.attempt.attempt for span in found.spans] == list(names)
-
-
 def test_a_preempted_attempt_that_saved_its_last_step_loses_nothing():
     """What came after the mark was the end of the save."""
     stopped = attempt("a", 0, 100, 0, 10, (10, 95.0), outcome="preempted")
@@ -210,46 +186,6 @@ def test_a_journal_that_ends_before_the_checkpoint_counts_in_full():
     """The kill came before it was written again; what is missing between is dead time."""
     found = account([attempt("a", 0, 100, 0, 10, (8, 80.0)), attempt("b", 130, 50, 12, 20)])
     assert (found.parts["step"], found.parts["redone"], found.parts["dead"]) == (150, 0, 30)
-
-
-def test_hanging_after_a_checkpoint_is_lost():
-    """The newest step is the checkpoint's, and the hour after it came to nothing."""
-    found = account([attempt("a", 0, 3700, 0, 10, (10, 100.0)), attempt("b", 3800, 50, 10, 20)])
-    assert (found.parts["step"], found.parts["redone"]) == (150, 3600)
-
-
-def test_an_attempt_that_took_no_checkpoint_is_lost_whole():
-    """The next begins at the step it began at."""
-    found = account([attempt("a", 0, 100, 5, 10), attempt("b", 100, 50, 5, 14)])
-    assert (found.parts["step"], found.parts["redone"]) == (50, 100)
-
-
-def compiling(name, began, seconds):
-    """An attempt that was killed before it had its state."""
-    return Attempt(attempt=name, began=began, buckets={"init": seconds / 2, "compile": seconds / 2})
-
-
-def test_an_attempt_killed_while_it_compiles_loses_its_own_seconds_and_no_others():
-    """100 s, all but 10 of them kept; 20 s of compiling lost; 50 s: 90 + 50 count."""
-    first, last = attempt("a", 0, 100, 0, 10, (8, 90.0)), attempt("c", 120, 50, 8, 14)
-    found = account([first, compiling("b", 100, 20), last])
-    assert found.total == 170
-    assert (found.parts["step"], found.parts["redone"], found.parts["dead"]) == (140, 30, 0)
-    assert found.parts["compile"] == 0
-
-
-def test_while_the_newest_attempt_compiles_the_others_count_to_their_checkpoints():
-    """Nobody has gone on yet: 90 of the first count, and all that the newest did so far."""
-    found = account([attempt("a", 0, 100, 0, 10, (8, 90.0)), compiling("b", 100, 20)])
-    assert (found.parts["step"], found.parts["redone"]) == (90, 10)
-    assert (found.parts["init"], found.parts["compile"]) == (10, 10)
-
-
-def test_a_run_of_which_no_attempt_had_its_state_has_its_last_one():
-    """The first came to nothing; the last may still."""
-    found = account([compiling("a", 0, 30), compiling("b", 35, 20)])
-    assert (found.parts["redone"], found.parts["dead"]) == (30, 5)
-    assert (found.parts["init"], found.parts["compile"], found.total) == (10, 10, 55)
 
 
 def test_no_attempts_have_an_account_of_nothing():

@@ -102,18 +102,6 @@ def test_the_history_after_any_interruptions_is_that_of_a_dictionary(attempts, s
             assert [row["step"] for row in rows] == sorted(want)
 
 
-def test_what_a_checkpoint_holds_does_not_grow_with_the_steps(tmp_path):
-    """A hundred thousand rows are one directory and one number."""
-    log, sizes = new_log(tmp_path / "keep"), []
-    for step in range(1, 100_001):
-        log.write("step", {"step": step})
-        if step in (10_000, 100_000):
-            sizes.append(len(json.dumps(to_relative(log.history, f"{tmp_path}/checkpoints/1"))))
-    log.close(30)
-    assert sizes[1] - sizes[0] <= 1  # a digit more of the number of bytes
-    assert sizes[1] < 50
-
-
 def test_a_run_that_moved_with_its_logs_has_its_history(tmp_path):
     """References are relative to the checkpoint, also to another attempt's log."""
     log = new_log(tmp_path / "a" / "attempts" / "1" / "keep")

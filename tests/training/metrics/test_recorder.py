@@ -89,21 +89,6 @@ def test_rows_come_one_step_late_and_are_complete():
     assert rows[1]["data_wait"] == 0
 
 
-def test_pauses_belong_to_no_row():
-    """Time in another bucket (an evaluation, say) is in no row's seconds."""
-    clock, rows = Clock(), []
-    recorder = Recorder(rows.append, clock.watch, THROUGHPUT, 3)
-    recorder.push(1, metrics(4.0))
-    clock.now += 1.0
-    recorder.drain()
-    with clock.watch.during("evaluation"):
-        clock.now += 50.0
-    recorder.push(2, metrics(4.0))
-    clock.now += 3.0
-    recorder.drain()
-    assert [row["seconds"] for row in rows] == [1.0, 3.0]
-
-
 @given(
     st.lists(
         st.tuples(
@@ -180,13 +165,6 @@ def test_batches_without_a_counted_token_have_no_loss_and_are_no_divergence():
         recorder.push(9, each[-1])
     assert [bool(np.isnan(row["loss"])) for row in rows] == [count == 0 for count in tokens]
     assert recorder.updates == Updates(skipped=9, in_a_row=3, applied=0)
-
-
-def test_a_resumed_recorder_counts_from_the_history():
-    """Steps skipped before the resume are not counted again."""
-    recorder = Recorder([].append, Stopwatch(), THROUGHPUT, 1, updates=Updates(7.0))
-    recorder.push(10, metrics(4.0, 7))
-    recorder.drain()
 
 
 def test_tokens_that_do_not_count_are_padding():

@@ -6,7 +6,6 @@ import math
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -51,13 +50,6 @@ def test_schedule_is_the_formula_at_every_step(kind, steps, warmup, decay, ratio
     got = jax.vmap(schedule(config, steps))(jnp.arange(steps))
     want = [expected_rate(config, steps, s) for s in range(steps)]
     np.testing.assert_allclose(got, want, rtol=2e-6, atol=1e-9)
-
-
-@pytest.mark.parametrize("kind", ["cosine", "linear", "wsd"])
-def test_last_step_has_the_smallest_rate(kind):
-    """The last step trains at min_ratio of the peak."""
-    config = OptimizerConfig(learning_rate=1.0, schedule=kind, min_ratio=0.25)
-    assert float(schedule(config, 50)(49)) == pytest.approx(0.25, abs=1e-6)
 
 
 def test_warmup_and_tail_must_fit():
@@ -128,54 +120,3 @@ def test_a_decay_in_steps_must_fit_into_what_is_left():
 def test_count_of_reads_fractions_and_steps():
     """Below 1 is a fraction, 1 and above are steps."""
     assert [count_of(part, 200) for part in (0.0, 0.01, 0.5, 1, 7.0)] == [0, 2, 100, 1, 7]
-
-
-PEAK, STEPS, WARMUP, TAIL, RATIO = 3e-3, 60, 12, 20, 0.2
-
-
-def of_optax(kind):
-    """The same schedule put together from optax's; its count is the number of steps begun."""
-    low, falling = PEAK * RATIO, STEPS - WARMUP
-    if kind == "cosine":
-        return optax.warmup_cosine_decay_schedule(0.0, PEAK, WARMUP, STEPS, low)
-    rise = optax.linear_schedule(0.0, PEAK, WARMUP)
-    if kind == "constant":
-        return optax.warmup_constant_schedule(0.0, PEAK, WARMUP)
-    if kind == "linear":
-        fall = optax.polynomial_schedule(PEAK, low, 1, falling)
-        return optax.join_schedules([rise, fall], [WARMUP])
-    stable, fall = optax.constant_schedule(PEAK), optax.linear_schedule(PEAK, low, TAIL)
-    return optax.join_schedules([rise, stable, fall], [WARMUP, STEPS - TAIL])
-
-
-@pytest.mark.parametrize("kind", ["cosine", "linear", "wsd", "constant"])
-def test_schedule_is_that_of_optax_one_step_on(kind):
-    """Step s trains at optax's rate of count s + 1: no step is wasted on a rate of zero."""
-    config = OptimizerConfig(
-        learning_rate=PEAK, schedule=kind, warmup=WARMUP, decay=TAIL, min_ratio=RATIO
-    )
-    steps = jnp.arange(STEPS)
-    got = jax.vmap(schedule(config, STEPS))(steps)
-    np.testing.assert_allclose(got, jax.vmap(of_optax(kind))(steps + 1), rtol=1e-5, atol=1e-9)
-
-
-def test_linear_is_a_wsd_without_a_stable_part():
-    """A "wsd" whose tail begins at the end of the warmup has the same rates."""
-    linear = OptimizerConfig(schedule="linear", warmup=5)
-    wsd = OptimizerConfig(schedule="wsd", warmup=5, decay=45)
-    steps = jnp.arange(50)
-    np.testing.assert_array_equal(
-        jax.vmap(schedule(linear, 50))(steps), jax.vmap(schedule(wsd, 50))(steps)
-    )
-
-
-@pytest.mark.parametrize("kind", SCHEDULES)
-def test_rate_never_falls_in_warmup_nor_rises_after_it(kind):
-    """Up to the peak, which is reached at the end of the warmup, and down from there."""
-    config = OptimizerConfig(learning_rate=1.0, schedule=kind, warmup=10, min_ratio=0.05)
-    rates = np.asarray(jax.vmap(schedule(config, 100))(jnp.arange(100)))
-    assert np.all(np.diff(rates[:10]) > 0)
-    assert np.all(np.diff(rates[9:]) <= 0)
-    assert rates.argmax() == 9
-    assert rates[9] == pytest.approx(1.0)
-    assert rates.min() >= 0.05 - 1e-6

@@ -72,31 +72,6 @@ def test_a_spike_is_skipped_and_counted_and_ordinary_steps_are_not():
     assert (int(state.skipped), int(state.step)) == (1, LEAST + 16)
 
 
-BAD = {
-    "nan": np.nan,
-    "infinite": np.inf,
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", BAD)
-@pytest.mark.parametrize("place", ["parameter", "moment"])
-def test_what_is_not_finite_is_never_applied(kind, place):
-    """NaN or infinity in a moment or in a parameter: counted, and nothing moves."""
-    program = tiny.program()
-    state = program.init()
-    if place == "parameter":
-        state = dataclasses.replace(state, model=_spoiled(state.model, BAD[kind]))
-    else:
-        state = dataclasses.replace(
-            state, optimizer_state=_spoiled(state.optimizer_state, BAD[kind])
-        )
-    before = jax.tree.map(np.array, (state.model, state.optimizer_state))
-    state, metrics = program.step(state, placed(program, tiny.random_tokens(0)))
-    assert (int(state.step), int(state.skipped), float(metrics["skipped"])) == (1, 1, 1.0)
-    assert tiny.equal(before, (state.model, state.optimizer_state))
-
-
 def _spoiled(tree, value):
     """The first array of floats with `value` as its first number."""
     leaves, structure = jax.tree.flatten(tree)

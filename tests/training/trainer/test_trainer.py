@@ -5,7 +5,6 @@ import functools
 import os
 import shutil
 import signal
-import sys
 import threading
 import time
 
@@ -92,13 +91,6 @@ def test_result_of_an_uninterrupted_run(whole):
     assert all(np.isfinite(row["loss"]) for row in tiny.rows(result))
     parts = {name: value for name, value in result.seconds.items() if name != "total"}
     assert sum(parts.values()) < 1.2 * result.seconds["total"]
-
-
-@pytest.mark.slow
-def test_same_losses_on_one_device_and_on_four(whole):
-    """Losses of the whole loop agree between one device and a 2 x 2 mesh within 1e-5."""
-    one, four = ([row["loss"] for row in tiny.rows(whole(n)[0])] for n in (1, 4))
-    np.testing.assert_allclose(one, four, rtol=0, atol=1e-5)
 
 
 @pytest.mark.slow
@@ -222,13 +214,6 @@ def test_a_run_that_learned_nothing_is_no_success(data, tmp_path, changes, words
         train(again, devices=jax.devices()[:1])
 
 
-@pytest.mark.slow
-def test_no_validation_split_means_no_evaluation(data, tmp_path):
-    """Without held-out splits the run trains and its evaluations are empty."""
-    job = tiny.make_job(data, splits=(), checkpoint_directory=str(tmp_path))
-    assert tiny.rows(train(job, devices=jax.devices()[:1]), "evaluations") == []
-
-
 def test_sigterm_does_not_wait_for_the_first_compilation(data, tmp_path, monkeypatch):
     """The run ends at step 0 without a checkpoint, and its log has one "preempted" event."""
     compile, earlier = compile_ahead.PhaseCompiler._compile, set(threading.enumerate())
@@ -350,21 +335,3 @@ def test_writing_a_profile_is_not_a_step_to_the_watchdog(data, tmp_path, monkeyp
     assert phases.count("profile") == 2
     assert list((tmp_path / "run" / "traces").iterdir())
     assert phases[-1] == "ending"
-
-
-@pytest.mark.slow
-def test_a_tracker_that_is_off_is_told_of(data, tmp_path, monkeypatch):
-    """Whoever runs the training hears of it once, and the run is what it is without."""
-    monkeypatch.setitem(sys.modules, "tensorboardX", None)
-    config = dataclasses.replace(tiny.TRAIN, trackers=("tensorboard",), evaluate_every=1000)
-    job = tiny.make_job(
-        data,
-        train=config,
-        checkpoint_directory=str(tmp_path / "c"),
-        run_directory=str(tmp_path / "run"),
-    )
-    heard = tiny.Heard()
-    result = train(job, heard, devices=jax.devices()[:1])
-    assert result.steps == config.steps
-    (told,) = [fields for kind, fields in heard.events if kind == "tracker"]
-    assert "tensorboard" in told["reason"]

@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 
 class Trackers:
-    """The trackers of one attempt.
+    """The trackers `names` of one attempt.
 
     Args:
         names: names from `training.config.trackers.TRACKERS`.

@@ -21,9 +21,7 @@ LOOK_SECONDS = 1.0
 def follow(path: str, ended: Callable[[], bool]) -> Iterator[Entry]:
     """The entries of a growing file, as they are appended, without those of kind "time".
 
-    Args:
-        path: path of the file; its last line may be incomplete.
-        ended: called at the end of the file; waits a while and returns whether it is complete.
+    `ended` is called at the end of the file; it waits a while and returns whether that is complete.
     """
     with open(path, "rb") as file:
         last = False
