@@ -1,4 +1,4 @@
-"""What looking at a run costs a step: metrics, journal, metrics.jsonl, loader, idle profiler.
+"""What looking at a run costs a step: metrics, metrics.jsonl, loader, idle profiler.
 
     python -m tests.bench.overhead [--rounds 5] [--step-ms 200]
 

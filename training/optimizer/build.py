@@ -24,12 +24,10 @@ from training.sharding.layout import is_named
 def decay_mask(model: Any, *, tables: bool = False) -> Any:
     """True where weight decay applies, one bool per named parameter of `model`.
 
-    Weight decay applies to matrices: parameters with at least two axes besides "layers". It does
-    not apply to norms, biases and embeddings (of tokens or positions), whatever axes they have. A
-    rare token's row gets a notable gradient only when the token occurs, and decay would shrink the
-    row at every step in between. The same holds for a table that is also the output head: the
-    softmax's gradient of a row is as small as its token is rare. `TrainConfig.z_loss` bounds the
-    size of logits instead. With `tables`, decay applies to embeddings too.
+    It applies to matrices: parameters with at least two axes besides "layers"; not to norms, biases
+    and embeddings, unless `tables`. A rare token's row gets a notable gradient only when the token
+    occurs, and decay would shrink it in between, also where the table is the output head.
+    `TrainConfig.z_loss` bounds the size of logits instead.
     """
     other = [word for word in muon.NOT_MATRICES if not (tables and word == "embedding")]
     decays = functools.partial(muon.is_matrix, other=other)

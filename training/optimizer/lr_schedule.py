@@ -26,8 +26,7 @@ def schedule(config: OptimizerConfig, steps: int) -> Schedule:
     - "inverse_sqrt": `peak * max(sqrt(max(W, 1) / (s + 1)), min_ratio)`
     - "constant": the peak
 
-    Raises:
-        InputError: when warmup and decay do not fit into `steps`.
+    Raises `InputError` when warmup and decay do not fit into `steps`.
     """
     warmup, tail = config.phases(steps)
     if config.schedule in ("cosine", "linear"):

@@ -44,22 +44,18 @@ class Layout:
 
     @property
     def devices(self) -> int:
-        """Number of devices of the mesh, over all processes."""
         return self.mesh.size
 
     @property
     def platform(self) -> str:
-        """Platform of the devices: "tpu", "gpu" or "cpu"."""
         return self.mesh.devices.flat[0].platform
 
     @property
     def rules(self) -> AxisRules:
-        """The logical axis rules."""
         return self.parallel.rules
 
     @property
     def batch_shards(self) -> int:
-        """Number of shards of the batch."""
         return self._devices(self.rules.axes("batch"))
 
     def whole_batch(self, rows: int) -> int:
@@ -138,7 +134,6 @@ class Layout:
 
     @property
     def replicated(self) -> NamedSharding:
-        """The sharding of an array that every device has whole."""
         return NamedSharding(self.mesh, PartitionSpec())
 
     @property
@@ -152,14 +147,9 @@ class Layout:
         return NamedSharding(self.mesh, PartitionSpec(None, self.rules.axes("batch")))
 
     def shardings(self, tree: Any, rules: Rules | None = None) -> Any:
-        """One `NamedSharding` per array of `tree`; arrays may be abstract.
+        """One `NamedSharding` per array of `tree`, by the rules of parameters if not others.
 
-        Args:
-            tree: parameters, gradients, optimizer state.
-            rules: rules to apply; default those of parameters between steps.
-
-        Raises:
-            InputError: when an axis is not divisible by the devices that split it.
+        Raises `InputError` when an axis is not divisible by the devices that split it.
         """
         rules = self.rules.params if rules is None else rules
         return jax.tree.map(lambda leaf: self._sharding(leaf, rules), tree, is_leaf=is_named)
@@ -214,14 +204,6 @@ def _process_rows(sharding: NamedSharding, batch_size: int) -> np.ndarray:
 
 
 def make_layout(devices: Sequence[jax.Device], parallel: Parallelism | None = None) -> Layout:
-    """A layout over `devices` (of `jax.devices()` or of a topology description).
-
-    Args:
-        devices: all devices, of all processes.
-        parallel: without "auto" as `sharding`; default "replicated".
-
-    Raises:
-        InputError: when the sizes of the mesh axes do not divide the devices.
-    """
+    """A layout over all devices of all processes, by default "replicated"; see `make_mesh`."""
     parallel = parallel or Parallelism(sharding="replicated")
     return Layout(make_mesh(devices, parallel), parallel)

@@ -22,14 +22,9 @@ Shape = tuple[int, int, int, int]
 
 
 def make_mesh(devices: Sequence[jax.Device], parallel: Parallelism) -> Mesh:
-    """The mesh of `devices` (of `jax.devices()` or of a topology description).
+    """The mesh of all devices of all processes, or of those of a topology description.
 
-    Args:
-        devices: all devices, of all processes.
-        parallel: without "auto" as `sharding`.
-
-    Raises:
-        InputError: when the sizes of the mesh axes do not divide the devices.
+    `parallel` is without "auto". Raises `InputError` when the mesh axes do not divide the devices.
     """
     shape = parallel.mesh_shape(len(devices))
     arranged = _on_torus if devices[0].platform == "tpu" else _by_process

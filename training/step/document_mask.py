@@ -26,11 +26,8 @@ from models.named import NamedArray
 class Boundaries:
     """Derives tokens, segments and loss mask from the stored ids of a run.
 
-    Attributes:
-        eos_id: the id that ends a document.
-        separate: whether attention stops at the end of a document.
-        padded: whether sequences may end in padding.
-        masked_from: the vocabulary's size where ids are stored with a loss mask, else None.
+    `separate` stops attention at the end of a document, `padded` sequences may end in padding, and
+    `masked_from` is the vocabulary's size where ids are stored with a loss mask.
     """
 
     eos_id: int

@@ -21,13 +21,9 @@ def no_losses() -> jax.Array:
 
 
 def is_spike(recent: jax.Array, applied: jax.Array, loss: jax.Array, guard: float) -> jax.Array:
-    """Whether `loss` is a spike: bool scalar.
+    """Whether `loss` is more than `guard` times the median of the window: bool scalar.
 
-    Args:
-        recent: the window, float32 [WINDOW].
-        applied: int32 scalar, steps applied so far: as many losses are known, at most WINDOW.
-        loss: float32 scalar.
-        guard: ratio of a spike's loss to the median.
+    `applied` steps so far, int32 scalar, gave as many losses to the window, at most WINDOW.
     """
     known = jnp.minimum(applied, WINDOW)
     unknown = jnp.arange(WINDOW) < WINDOW - known

@@ -48,7 +48,7 @@ class TrainState(eqx.Module):
 
     @property
     def eval_params(self) -> Transformer:
-        """The parameters to evaluate and export: the EMA if there is one, else the model."""
+        """The parameters to evaluate and export."""
         return self.model if self.ema is None else self.ema
 
     @property
@@ -63,11 +63,7 @@ def ema_weight(decay: float, applied: jax.Array) -> jax.Array:
     With `w = (1 - decay) / (1 - decay^t)` after t applied steps, the first of which has w = 1, the
     EMA equals the sum of `decay^(t - i) (1 - decay) / (1 - decay^t)` times the parameters after
     step i: Adam's bias correction (https://arxiv.org/abs/1412.6980, section 3), applied as it goes.
-    The parameters before the first step have no weight.
-
-    Args:
-        decay: decay of the EMA, above 0 and below 1.
-        applied: int32 scalar, t: steps applied so far, this one included.
+    The parameters before the first step have no weight. `applied` is t, this step included.
     """
     return (1.0 - decay) / -jnp.expm1(math.log(decay) * applied.astype(jnp.float32))
 

@@ -38,10 +38,7 @@ class CompiledPhase:
 class PhaseCompiler:
     """Compiles the steps of batch phases one after the other. Close it after use.
 
-    Args:
-        job: the run.
-        batch_phases: all phases of the run with their programs.
-        found: keys of the programs that JAX's compilation cache had, which it adds to.
+    `found` has the keys of the programs that JAX's compilation cache had, and grows.
     """
 
     def __init__(

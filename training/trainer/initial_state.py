@@ -56,8 +56,7 @@ def restore_or_init(job: TrainJob, program: Program, run: RunContext) -> Initial
 
     Raises:
         CorruptOutput: every checkpoint to resume from is corrupt, or the one to start from is.
-        InputError: a checkpoint is of another model, has another data offset, or has done as
-            many steps as this run has, or more.
+        InputError: one is of another model or data offset, or has done all steps of this run.
     """
 
     def corrupt(step: int, path: str, reason: str) -> None:

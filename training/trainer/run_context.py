@@ -42,14 +42,8 @@ def run_context(
 ) -> Iterator[RunContext]:
     """The context of an attempt, which is recorded as failed unless it calls `end`.
 
-    Args:
-        job: the run.
-        listener: hears of what happens.
-        watch: stopwatch of the attempt, running.
-        device, devices: kind and number of its devices.
-
-    Raises:
-        InputError: the attempt has a metrics log already.
+    `device` and `devices` are the kind and number of its devices. Raises `InputError` when the
+    attempt has a metrics log already.
     """
     listener = listener or Listener()
     index, count = jax.process_index(), jax.process_count()
@@ -116,10 +110,7 @@ class RunContext(Listener):
             yield
 
     def began(self, step: int, *, loaded: bool = False) -> None:
-        """Record that the state exists, restored after `step` steps or new at step 0.
-
-        `loaded`: whether the compiled step is that of an earlier attempt.
-        """
+        """Record that the state exists; `loaded` where an earlier attempt had compiled the step."""
         self._step = step
         if self.log is not None:
             self.log.write("began", {"step": step, "loaded": loaded})
@@ -152,7 +143,6 @@ class RunContext(Listener):
         self._listener.commit(step, path)
 
     def drop(self, step: int, path: str) -> None:
-        """Have the record of a checkpoint removed."""
         self._listener.drop(step, path)
 
     def event(self, kind: str, **fields: Any) -> None:

@@ -55,11 +55,7 @@ def train(
 ) -> TrainResult:
     """Train `job` to its last step, or until SIGTERM; every process of a gang calls it.
 
-    Args:
-        job: what to train; the same in every process.
-        listener: hears of checkpoints, rows and events.
-        watch: stopwatch of the attempt, if it runs already.
-        devices: devices to train on; default all.
+    Takes a listener, the attempt's stopwatch if that runs already, and devices other than all.
 
     Raises:
         InputError: the job is invalid, `max_skipped` steps in a row or all steps were not applied,
