@@ -52,10 +52,7 @@ def check(
 ) -> dict[str, Any]:
     """The compiler's verdict: the fields of `training.preflight.Preflight`.
 
-    Args:
-        model, optimizer, train: configuration of the run, "auto" allowed.
-        slice_name: name of the slice, such as "v6e-16".
-        show: called with a line of progress every 10 seconds while the compiler runs.
+    `show` is called with a line of progress every 10 seconds while the compiler runs.
 
     Raises:
         InputError: the compiler failed for another reason than too little memory, or took longer

@@ -33,7 +33,6 @@ class Preflight:
     """The compiler's verdict on a train step; sizes are those of one device.
 
     Attributes:
-        fits: whether it compiled.
         limit_gib: memory that a program may use; None for a device whose limit is unknown.
         need_gib: arguments and temporaries; outputs reuse the donated arguments. The compiler
             overlaps temporaries with dead arguments, so a program that fits may use less.
@@ -41,10 +40,8 @@ class Preflight:
         arguments_gib: state and batch.
         temporaries_gib: intermediates, without those offloaded to the host.
         host_gib: host memory; None when it does not fit.
-        compile_seconds: wall time of the compiler.
         estimate_gib: estimate of `training.cost.memory_estimate` by content; compare its sum with
             `need_gib`.
-        versions: versions of jax and libtpu.
     """
 
     fits: bool
@@ -62,10 +59,8 @@ class Preflight:
 def preflight(program: Program) -> tuple[Preflight, jax.stages.Compiled | None]:
     """Compile the train step of `program` for its devices and report its memory.
 
-    Compiler errors other than too little device memory propagate.
-
-    Returns:
-        The verdict, and the compiled step, None if it does not fit.
+    The verdict, and the compiled step, None if it does not fit. Compiler errors other than too
+    little device memory propagate.
     """
     lowered, arguments = program.lower(), argument_bytes(program)
     chip = chip_of(program.layout.mesh.devices.flat[0].device_kind)
@@ -111,9 +106,7 @@ def argument_bytes(program: Program) -> int:
 def parse_refusal(message: str, arguments: float) -> tuple[float, float] | None:
     """Bytes of intermediates and of the limit in an out-of-memory error; None for other errors.
 
-    Args:
-        message: the compiler's error.
-        arguments: bytes of state and batch, which the total in some messages includes.
+    `arguments` are the bytes of state and batch, which the total in some messages includes.
     """
     if "RESOURCE_EXHAUSTED" not in message:
         return None

@@ -95,7 +95,7 @@ def assign(
 
     Args:
         axes: sizes of the array's named axes.
-        rules: rules in the order in which they are tried.
+        rules: in the order in which they are tried.
         mesh: number of devices along each mesh axis.
 
     Raises:

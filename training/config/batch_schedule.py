@@ -21,11 +21,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class BatchPhase:
-    """Consecutive steps with batches of one shape.
+    """Consecutive steps, `first` to `end`, with batches of one shape.
 
     Attributes:
-        first: steps done before the phase.
-        end: steps done after the phase.
         rows: rows of the data in a batch.
         pieces: sequences that each row is cut into.
         data_offset: offset of the phase's first row in the data's order.
@@ -54,11 +52,9 @@ class BatchPhase:
         return np.unique(rows // self.pieces)
 
     def cut(self, read: np.ndarray, rows: np.ndarray) -> np.ndarray:
-        """int32 [read, length] -> [rows, length / pieces]; pieces of a row keep their order.
+        """int32 [read, length] of `read_rows(rows)` -> [rows, length / pieces].
 
-        Args:
-            read: the stored rows of `read_rows(rows)`.
-            rows: indices of training sequences in the batch, ascending.
+        `rows`, indices of training sequences in the batch, ascend; pieces keep their order.
         """
         if self.pieces == 1:
             return read

@@ -31,12 +31,8 @@ class Start:
     "model" takes the published parameters, the EMA where the checkpoint has one: the optimizer's
     moments are zero, and step, schedule and data begin at 0. "moments" also takes the optimizer
     state with its counts. "everything" continues from the checkpoint: its step, data offset,
-    history and EMA, with this run's number of steps and schedule.
-
-    Attributes:
-        checkpoint: path of a committed checkpoint.
-        take: "model", "moments" or "everything".
-        step: steps that are done with it: those of the checkpoint for "everything", else 0.
+    history and EMA, with this run's number of steps and schedule. `step` is the checkpoint's for
+    "everything", else 0.
     """
 
     checkpoint: str
@@ -49,13 +45,9 @@ class Start:
 
 @dataclass(frozen=True, kw_only=True)
 class Prompts:
-    """Prompts that a model continues while it trains.
+    """Texts that a model continues while it trains, with the same seed at every checkpoint.
 
-    Attributes:
-        tokenizer: URL of tokenizer.json.
-        prompts: texts to continue; an empty one begins a document.
-        new_tokens: maximum number of tokens to generate.
-        sampling: how to choose tokens; with the same seed at every checkpoint.
+    `tokenizer` is the URL of tokenizer.json; an empty prompt begins a document.
     """
 
     tokenizer: str
@@ -71,7 +63,6 @@ class TrainJob:
     Attributes:
         splits: name and shards of every split to evaluate on; empty for no evaluation.
         token_bytes: number of UTF-8 bytes of every id, for bits per byte.
-        checkpoint_directory: directory to write checkpoints to.
         prompts: prompts to continue at every evaluation; None for no generated samples.
         padded: whether training sequences may end in padding.
         attempt: part of the checkpoints' names; differs among attempts that share the directory.
@@ -80,8 +71,9 @@ class TrainJob:
         name: name of the run for trackers, the same for all its attempts.
         run_directory: directory of this attempt for `metrics.jsonl`, traces and trackers' files; if
             empty, metrics go next to the checkpoints, without traces and trackers.
-        shared_directory: directory that all attempts share, for compiled programs and TensorBoard's
-            files; its name tells a rebuilt run from the one it replaces. Empty to share nothing.
+        journal_directory: directory of the journals of all attempts; empty for no journal.
+        programs: compiled steps of earlier attempts, oldest first.
+        program_directory: directory of this attempt's compiled steps; empty to keep and load none.
     """
 
     model: TransformerConfig

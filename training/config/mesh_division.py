@@ -29,11 +29,7 @@ def check_model(model: TransformerConfig, parallel: Parallelism, devices: int) -
 def check_batch(train: TrainConfig, parallel: Parallelism, devices: int, first: int = 0) -> None:
     """Raise `InputError` unless every microbatch splits evenly over the batch shards.
 
-    Args:
-        train: the configuration of the batch phase after `first` steps.
-        parallel: without "auto" as sharding.
-        devices: number of devices of the run.
-        first: for the message.
+    `train` is of the batch phase after `first` steps; `parallel` is without "auto" as sharding.
     """
     mesh, axes = _mesh(parallel, devices), parallel.rules.axes("batch")
     shards, microbatches = math.prod(mesh[axis] for axis in axes), train.microbatches

@@ -106,9 +106,6 @@ class OptimizerConfig:
 
         Parts that fit before they are rounded to whole steps fit: the decay is then cut by a step.
 
-        Args:
-            steps: steps of the whole run.
-
         Raises:
             InputError: warmup and decay together are longer than the run.
         """
@@ -185,11 +182,8 @@ class OptimizerConfig:
 def moment_bytes(config: OptimizerConfig, parameters: int, block_matrices: int) -> float:
     """Bytes of the optimizer's moments, without a few scalars.
 
-    Args:
-        config: kind and moment dtype.
-        parameters: number of parameters.
-        block_matrices: number of those in matrices of the blocks. Muon has one moment of these
-            (`training.optimizer.muon.is_block_matrix`) and AdamW's two of the others.
+    Muon has one moment of the blocks' matrices (`training.optimizer.muon.is_block_matrix`), and
+    AdamW's two of the other parameters.
     """
     single = {"adamw": 0, "lion": parameters, "muon": block_matrices}[config.kind]
     return float(MOMENT_BYTES[config.moment_dtype] * (2 * parameters - single))

@@ -46,7 +46,7 @@ class TrainConfig:
         sequence_length: tokens per sequence; 0 for the length of the sequences trained on.
         separate_documents: whether attention stops at the end of a document (see
             `training.step.document_mask`).
-        microbatches: microbatches per global batch, to save memory; their gradients are summed.
+        microbatches: parts of a global batch, to save memory; their gradients are summed.
         seed: seed of the initial parameters; None for the seed of the sequences trained on.
         compute_dtype: dtype of matmuls; parameters are float32.
         z_loss: weight of the squared log-partition term in the loss; 0 for none.
@@ -71,10 +71,8 @@ class TrainConfig:
         keep_every: a checkpoint is saved at each multiple of this many steps and never deleted; 0
             for none.
         milestones: steps at which a checkpoint is saved and never deleted.
-        log_every: steps between progress reports.
         max_skipped: training stops with an error when this many steps in a row were not applied.
-        watchdog_seconds: lower bound of the timeout without progress that ends the run, once the
-            duration of its steps is known, see `training.fault.watchdog`.
+        watchdog_seconds: least timeout without progress, see `training.fault.watchdog`.
         remat: intermediates that the backward pass keeps ("auto", "none", "matmuls", "attention",
             "full", "dots", "save:name,...;offload:name,..."), see `models.remat_names`.
         attention: backend: "auto", "reference", "blockwise", "splash" or "cudnn".

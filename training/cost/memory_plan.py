@@ -33,11 +33,9 @@ OFFLOADED = f"offload:{BLOCK_INPUT}"
 
 @dataclass(frozen=True)
 class Devices:
-    """The devices of a run, as far as its choices depend on them.
+    """The devices of a run: "tpu", "gpu" or "cpu", and their number.
 
     Attributes:
-        platform: "tpu", "gpu" or "cpu".
-        count: their number.
         limit: bytes that a program may use on one of them; None when not known.
         slices: number of slices that they form; no state is sharded over several.
     """
@@ -75,19 +73,13 @@ def divisible(
 def resolve(
     model: TransformerConfig, optimizer: OptimizerConfig, train: TrainConfig, devices: Devices
 ) -> tuple[TrainConfig, str]:
-    """`train` without "auto", and a sentence with the reason.
+    """`train`, of one batch phase, without "auto", and a sentence with the reason.
 
     Chooses the cheapest combination that fits; recomputed FLOPs, a sharded state, and Muon's
     products, which each copy of the state repeats, have a cost.
     If none fits, it offloads the optimizer state, which moves once a step; then residuals, which
     move in every layer of every microbatch; then both. If still none fits, it chooses the smallest,
     and the sentence reports its size and the limit.
-
-    Args:
-        model: shape of the model.
-        optimizer: determines the size of the optimizer state.
-        train: the configuration of one batch phase to resolve.
-        devices: the devices of the run.
 
     Raises:
         InputError: the mesh does not divide the devices, or the model does not divide over it.

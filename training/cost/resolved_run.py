@@ -25,10 +25,8 @@ class ResolvedPhase:
     """A batch phase of a run.
 
     Attributes:
-        phase: its steps and its batches.
         train: its configuration without "auto"; the sharding is the same in all phases.
         reason: why these settings were chosen, as a sentence.
-        backend: its attention back end.
         estimate: estimated memory of one device.
     """
 
@@ -41,11 +39,9 @@ class ResolvedPhase:
 
 @dataclass(frozen=True)
 class ResolvedRun:
-    """The phases that are left of a run.
+    """The phases that are left of a run, at least one.
 
-    Attributes:
-        phases: in order, at least one.
-        evaluation: attention back end of evaluations, whose sequences are not cut.
+    `evaluation` is the attention back end of evaluations, whose sequences are not cut.
     """
 
     phases: tuple[ResolvedPhase, ...]
@@ -66,16 +62,9 @@ def resolve_run(
     *,
     done: int = 0,
 ) -> ResolvedRun:
-    """The run on `devices`.
+    """The run on `devices`, with `done` steps behind it; steps and sequence length are known.
 
     The largest phase decides the sharding. Batches of which no step is left are not looked at.
-
-    Args:
-        model: shape of the model.
-        optimizer: the optimizer and its schedule.
-        train: with steps and sequence length.
-        devices: the devices of the run.
-        done: steps that are done before.
 
     Raises:
         InputError: see `check_run`.

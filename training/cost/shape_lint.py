@@ -20,14 +20,7 @@ def lint(
     platform: str,
     sequence_length: int,
 ) -> list[str]:
-    """One warning for every size that wastes the matrix unit or memory; none except on TPUs.
-
-    Args:
-        model: shape of the model.
-        parallel: its `tensor` and `sequence` divide the sizes.
-        platform: "tpu", "gpu" or "cpu".
-        sequence_length: tokens per sequence.
-    """
+    """One warning for every size that wastes the matrix unit or memory; none except on TPUs."""
     if platform != "tpu":
         return []
     return [

@@ -110,12 +110,7 @@ class Scorer:
 
     @fixed_numerics()
     def load(self, checkpoint: str) -> Transformer:
-        """The model of a checkpoint, on this scorer's devices.
-
-        Raises:
-            InputError: the checkpoint is of another model.
-            CorruptOutput: the checkpoint's files are missing or changed.
-        """
+        """The model of a checkpoint, on this scorer's devices."""
         return load_model_onto(self._layout, checkpoint, self._job.model)
 
     @fixed_numerics()
@@ -125,7 +120,6 @@ class Scorer:
         return Scored(rows=self._evaluator(model), samples=samples)
 
     def close(self) -> None:
-        """Close the splits' files."""
         self._evaluator.close()
 
 

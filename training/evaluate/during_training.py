@@ -18,14 +18,8 @@ if TYPE_CHECKING:
 class InTrainingEvaluation:
     """Evaluates a run and generates samples. Close it after use.
 
-    Args:
-        job: the run.
-        program: the run's program.
-        watch: the run's stopwatch, in `evaluation` during a call.
-        evaluated: step of the last evaluation by earlier attempts, -1 before the first.
-
     Attributes:
-        evaluated: step of the last evaluation.
+        evaluated: step of the last evaluation, also by earlier attempts; -1 before the first.
 
     Raises:
         InputError: a held-out split or a prompt cannot be used.
@@ -65,14 +59,9 @@ class InTrainingEvaluation:
     def __call__(
         self, step: int, state: TrainState, stopping: Callable[[], bool]
     ) -> list[tuple[str, MetricsRow]] | None:
-        """The rows ("evaluation" or "sample", fields), or None when it was cancelled.
+        """The rows ("evaluation" or "sample", fields) after a step; None when it was cancelled.
 
-        Every process calls it.
-
-        Args:
-            step: steps done.
-            state: training state after `step`.
-            stopping: called before every batch; returns whether to cancel.
+        Every process calls it. `stopping` is called before every batch.
         """
         try:
             scores = self._evaluator(state.eval_params, stopping)
@@ -87,5 +76,4 @@ class InTrainingEvaluation:
         return rows
 
     def close(self) -> None:
-        """Close the splits' files."""
         self._evaluator.close()

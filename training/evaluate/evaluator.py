@@ -51,12 +51,10 @@ Batch = tuple[jax.Array, jax.Array]
 
 
 def plan_sequences(tokens: int, length: int, most: int | None = None) -> SequenceSpans:
-    """The sequences of a split that an evaluation reads.
+    """The sequences of a split of so many tokens that an evaluation reads.
 
-    Args:
-        tokens: number of tokens of the split.
-        length: tokens per sequence; the last sequence has the remainder, if that is 2 or more.
-        most: sequences to read, spread evenly over the split; None for all of them.
+    The last sequence has the remainder, if that is 2 or more. At most `most` are read, spread
+    evenly over the split; None for all of them.
     """
     whole, left = divmod(tokens, length)
     available = whole + (left >= 2)
@@ -71,13 +69,8 @@ def read_batches(
 ) -> Iterator[Batch]:
     """The sequences as batches of one shape; each process reads only its own part.
 
-    Args:
-        rows: sequences of one split.
-        read: (starts int64 [n], length) -> int32 [n, length], from the split's token array.
-        length: positions of a batch.
-        batch_size: sequences per batch, over all processes; the last batch is filled up with
-            sequences of length 0.
-        layout: sharding of the batches.
+    The last batch is filled up with sequences of length 0. `read` is of a split's token array:
+    (starts int64 [n], length) -> int32 [n, length].
     """
     mine = layout.process_rows(batch_size)
     for start in range(0, len(rows.starts), batch_size):
@@ -111,10 +104,9 @@ def evaluate(
     token_bytes: jax.Array,
     name: str,
 ) -> MetricsRow:
-    """Metrics row of the split `name`: loss, bits_per_byte, tokens and bytes.
+    """Metrics row of the split `name`: loss (mean nats per token), bits_per_byte, tokens and bytes.
 
-    The loss is the mean in nats per token. Omits bits_per_byte when the predicted tokens have no
-    bytes.
+    Omits bits_per_byte when the predicted tokens have no bytes.
 
     Raises:
         InputError: the loss mask excludes every token.
@@ -150,14 +142,9 @@ class Evaluator:
     """Scores models on held-out splits, whose files it keeps open. Close it after use.
 
     Args:
-        step: see `make_evaluation_step`; it is compiled at the first call.
-        layout: sharding of the batches.
-        splits: name and shards of each split.
-        token_bytes: number of UTF-8 bytes of every id.
         tokenizer: digest of the tokenizer that wrote the shards; "" for any.
         stored_ids: exclusive upper bound of the ids in the shards; None for the number of
-            `token_bytes`.
-        sequence_length: tokens per sequence.
+            `token_bytes`, which are the UTF-8 bytes of every id.
         batch_size: sequences per batch, over all processes; rounded up to a multiple of the
             devices that share a batch.
         sequences: sequences to read of each split, spread over it; None for all.
@@ -198,16 +185,10 @@ class Evaluator:
     def __call__(
         self, model: Transformer, stopping: Callable[[], bool] = lambda: False
     ) -> list[MetricsRow]:
-        """One metrics row per split, see `evaluate`.
-
-        Every process calls this with the same model and gets the same rows.
-
-        Args:
-            model: parameters on the layout.
-            stopping: called before every batch; returns whether to cancel.
+        """One metrics row per split, see `evaluate`; every process gets the same ones.
 
         Raises:
-            Interrupted: `stopping` returned true.
+            Interrupted: `stopping`, which is called before every batch, returned true.
             InputError: the loss mask of a split excludes every token.
         """
         found = []
@@ -218,5 +199,4 @@ class Evaluator:
         return found
 
     def close(self) -> None:
-        """Close the splits' files."""
         self._files.close()

@@ -28,14 +28,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Next:
-    """What process 0 found: a checkpoint to score, the end, or neither (poll again later).
-
-    Attributes:
-        name: name of the checkpoint.
-        step: its step.
-        path: path of its directory.
-        end: no more checkpoints will come.
-    """
+    """What process 0 found: a checkpoint to score, the end, or neither (poll again later)."""
 
     name: str = ""
     step: int = 0
@@ -51,11 +44,8 @@ Skip = Callable[[Next, str], None]
 def follow(scorer: Scorer, find: Find, keep: Keep, skip: Skip) -> bool:
     """Score checkpoints until the end; False when SIGTERM cancelled the loop before.
 
-    Args:
-        scorer: the same in every process.
-        find: returns the next checkpoint; called repeatedly in process 0.
-        keep: stores a score; called in process 0, before the next call of `find`.
-        skip: called in process 0 with a checkpoint that is missing or corrupt, and the reason.
+    Process 0 calls `find` repeatedly for the next checkpoint, `keep` with its scores before it
+    calls `find` again, and `skip` with one that is missing or corrupt, and the reason.
 
     Raises:
         StoreUnavailable: the store failed `MOST_FAILED_LOOKS` times in a row.

@@ -32,11 +32,8 @@ class Sampler:
     """Completes fixed prompts with the parameters that each call passes.
 
     Args:
-        config: shape of the model.
-        layout: mesh and shardings of the parameters.
         prompts: ids of each prompt, at least one.
         new_tokens: maximum number of ids to add to each prompt.
-        compute_dtype: dtype of matmuls.
         sampling: how to choose tokens; by default greedily.
         eos_id: the id that ends a completion; the completion includes it.
 
@@ -87,23 +84,13 @@ class Sampler:
         self._sample = jax.jit(sample, out_shardings=layout.replicated)
 
     def __call__(self, model: Transformer) -> list[list[int]]:
-        """The new ids of every prompt; all processes of the mesh call it at the same step.
-
-        Args:
-            model: float32 parameters, with the same sharding in every call.
-        """
+        """The new ids of every prompt; the model is in float32 and sharded alike in every call."""
         rows = np.asarray(jax.device_get(self._sample(model)))
         return [[int(token) for token in row if token != NO_TOKEN] for row in rows]
 
 
 class SampleGenerator:
     """Completes text prompts with the parameters that each call passes; compiles one program.
-
-    Args:
-        prompts: the prompts, their tokenizer and the sampling settings.
-        config: shape of the model.
-        layout: mesh and shardings of the parameters.
-        compute_dtype: dtype of matmuls.
 
     Raises:
         InputError: a prompt is too long for the model, or not Unicode.
@@ -126,11 +113,7 @@ class SampleGenerator:
         )
 
     def __call__(self, model: Transformer) -> list[dict[str, str]]:
-        """One {"prompt", "completion"} per prompt; every process calls it and gets the same.
-
-        Args:
-            model: float32 parameters on the layout.
-        """
+        """One {"prompt", "completion"} per prompt."""
         written = zip(self._prompts, self._encoded, self._sampler(model), strict=True)
         return [
             {"prompt": prompt, "completion": self._tokenizer.continuation(ids, after)}

@@ -39,11 +39,8 @@ def adapter(
 ) -> Any:
     """An `LM` that implements loglikelihood, loglikelihood_rolling and generate_until.
 
-    Args:
-        model: parameters on the devices of `likelihood`; on one device, for tasks that generate.
-        likelihood: scores rows of at most `longest` tokens.
-        tokenizer: tokenizer of the model.
-        longest: tokens of the longest row, including the one before the first prediction.
+    The model is on the devices of `likelihood`; on one device, for tasks that generate. Rows have
+    at most `longest` tokens, including the one before the first prediction.
     """
     harness()
     from lm_eval import utils  # pyrefly: ignore[missing-import]
@@ -163,10 +160,8 @@ def _until(text: str, ends: str | Sequence[str] | None) -> str:
 def run_tasks(lm: Any, tasks: Sequence[Any], **settings: Any) -> dict[str, dict[str, Any]]:
     """Results by task, then by metric, such as {"hellaswag": {"acc": 0.26, "acc_stderr": ...}}.
 
-    Args:
-        lm: see `adapter`.
-        tasks: names of tasks, or their configurations as mappings.
-        settings: arguments of `lm_eval.simple_evaluate`, such as num_fewshot and limit.
+    Tasks are names, or their configurations as mappings; `settings` are arguments of
+    `lm_eval.simple_evaluate`, such as num_fewshot and limit.
 
     Raises:
         InputError: the harness is not installed, or has no such task.

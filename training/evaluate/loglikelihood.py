@@ -51,15 +51,9 @@ class LogLikelihood:
 class Likelihood:
     """Scores continuations with models of one shape; compiles one program per padded length.
 
-    Rows that are longer than the sequences of training are cut at the beginning.
-
-    Args:
-        model: shape of the model.
-        train: the training configuration: dtype, attention, sharding.
-        layout: mesh and shardings.
-        boundaries: how documents within a row are separated.
-        batch_size: rows per batch, over all processes; rounded up to a multiple of the devices
-            that share a batch.
+    Rows that are longer than the sequences of training are cut at the beginning. `batch_size` rows
+    are scored at once, over all processes; it is rounded up to a multiple of the devices that share
+    a batch.
     """
 
     def __init__(

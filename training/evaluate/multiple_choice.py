@@ -27,7 +27,6 @@ class Question:
 
     Attributes:
         context: ids before every choice; at least one, such as the BOS that begins a document.
-        choices: ids of each choice.
         gold: index of the correct choice.
         sizes: number of UTF-8 bytes of each choice's text.
         characters: number of characters of each choice's text; empty where only ids are known.
@@ -50,15 +49,9 @@ def text_question(
 ) -> Question:
     """A question from text, encoded as lm-evaluation-harness encodes it for a causal model.
 
-    Context and choice are encoded together and split at the length of the context alone; trailing
-    spaces of the context move to the choice. The document begins with BOS.
-
-    Args:
-        tokenizer: tokenizer of the model.
-        context: text before the choice; may be empty.
-        choices: texts to choose from; `sizes` and `characters` count these without the delimiter.
-        gold: index of the correct choice.
-        delimiter: text between context and choice.
+    Context and choice, with `delimiter` between, are encoded together and split at the length of
+    the context alone; trailing spaces of the context move to the choice. The document begins with
+    BOS. `sizes` and `characters` count choices without the delimiter.
 
     Raises:
         InputError: fewer than two choices, one that is empty or no text, a `gold` that is no index

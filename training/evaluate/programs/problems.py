@@ -24,11 +24,8 @@ _FIELDS = {"name", "language", "prompt", "tests"}
 class Language:
     """How to compile and run a language.
 
-    Attributes:
-        file: name of the program's file.
-        tool: name of the compiler or interpreter; empty for this Python.
-        compile, run: arguments of the two commands. The tool is prepended to `compile`, and to
-            `run` if `run_by_tool`.
+    The tool (this Python where it is empty) is prepended to `compile`, and to `run` if
+    `run_by_tool`.
     """
 
     file: str
@@ -58,8 +55,6 @@ class Problem:
     """One problem.
 
     Attributes:
-        name: unique name.
-        language: one of `LANGUAGES`.
         prompt: the beginning of the program, up to the first line of the function's body.
         tests: the end of the program; it exits with a nonzero status when a test fails.
         completion: a given answer; None when a model generates it.
@@ -74,15 +69,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class Judged:
-    """The result of one answer.
-
-    Attributes:
-        problem, language: name and language of the problem.
-        program: text of the whole program.
-        compiled, passed: whether it compiled, and whether it also passed the tests.
-        ended: how its last command ended, see `sandbox.Outcome`.
-        output: what it printed, including the compiler's messages.
-    """
+    """The result of one answer; `ended` and `output` are those of its last command."""
 
     problem: str
     language: str
