@@ -28,6 +28,7 @@ FIRST_WAIT_SECONDS = 0.25
 LONGEST_WAIT_SECONDS = 16.0
 NO_DATA_SECONDS = 60  # read timeout of a connection
 MARK = "ponente-writer"
+_MOMENT = 0.4
 _memory_lock = threading.Lock()
 
 
@@ -70,15 +71,16 @@ class Client:
 
         `log_in` is called once after a refusal, and returns whether to try again.
         """
-        own = self.give_up_after
-        limit = GIVE_UP_SECONDS if own is None else own
-        policy = retry.Policy(
-            limit, FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS, strict=own is not None
-        )
+        limit = GIVE_UP_SECONDS if self.give_up_after is None else self.give_up_after
+        policy = retry.Policy(limit, FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS)
         attempts = retry.Retry(url, policy, place, "; run again when the store answers")
         while True:
             try:
-                found = await attempts.request(send())
+                # A limit that was given also ends a request that gets no answer; the last one is
+                # given a moment, as its answer says what is wrong.
+                given = self.give_up_after is not None
+                async with asyncio.timeout(max(attempts.left, _MOMENT) if given else None):
+                    found = await send()
                 attempts.succeeded()
                 return found
             except self.errors as error:

@@ -9,7 +9,6 @@ which a stop waits for. Long waits are reported.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 import os
@@ -20,7 +19,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from pipeline import events
 from pipeline.errors import Cancelled, InputError, StoreUnavailable
@@ -48,14 +46,12 @@ class Policy:
         first, longest: first pause in seconds, and the longest one.
         cancellable: whether a cancellation ends it. Not for a store: a stop waits for what is being
             saved there, however slowly.
-        strict: whether a request without an answer is abandoned at the deadline.
     """
 
     seconds: float
     first: float = 0.25
     longest: float = 16.0
     attempts: int = 10_000
-    strict: bool = False
     cancellable: bool = False
 
 
@@ -194,16 +190,3 @@ class Retry:
         while (left := end - time.monotonic()) > 0:
             self.check()
             time.sleep(min(left, _SLICE_SECONDS))
-
-    async def request(self, action: Any) -> Any:
-        """The result of a coroutine; `TimeoutError` at the deadline, if the policy is strict."""
-        task = asyncio.ensure_future(action)
-        try:
-            while True:
-                done, _ = await asyncio.wait({task}, timeout=2 * _SLICE_SECONDS)
-                if done:
-                    return task.result()
-                if self._policy.strict and not self.left:
-                    raise TimeoutError(f"no answer in {self._policy.seconds:g} s")
-        finally:
-            task.cancel()
