@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import importlib
 import inspect
@@ -10,7 +9,7 @@ import os
 import sys
 import traceback
 import typing
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Generic, NoReturn, TypeVar
 
@@ -124,11 +123,13 @@ def _import(path: str) -> Any:
         sys.path.append(folder)
     if not Path(folder).is_relative_to(module_names.HOME):
         module_names.outside.add(name)
-    with _while_loading(path):
-        try:
-            module = importlib.import_module(name)
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - any may come from there
-            _refuse(error, path)
+    loading.append(path)
+    try:
+        module = importlib.import_module(name)
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - any may come from there
+        _refuse(error, path)
+    finally:
+        loading.pop()
     module_names.add_outside(folder)
     file = getattr(module, "__file__", None)
     if file is None or Path(file).resolve() != Path(path).resolve():
@@ -136,15 +137,6 @@ def _import(path: str) -> Any:
             f"{path}: its name {name!r} is that of another module, {file or 'built in'}; rename it"
         )
     return module
-
-
-@contextlib.contextmanager
-def _while_loading(path: str) -> Iterator[None]:
-    loading.append(path)
-    try:
-        yield
-    finally:
-        loading.pop()
 
 
 def _refuse(error: BaseException, file: str) -> NoReturn:

@@ -9,11 +9,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable
 
-from pipeline.errors import CorruptOutput
 from pipeline.graph.step import Node
 from pipeline.identity import fingerprint
-from pipeline.store import manifest, storage
-from pipeline.store.manifest import Manifest
+from pipeline.store import storage
+from pipeline.store.manifest import Manifest, readable
 from pipeline.store.outputs import Store
 from pipeline.store.parallel import by_item
 
@@ -105,13 +104,7 @@ class ChangeLog:
                 for name in self._store.outputs():
                     self._names.setdefault(name.rpartition("-")[0], []).append(name)
             if step not in self._outputs:
-                names = self._names.get(step, [])
-                found = by_item(self._load, names, self._store.prefix)
+                prefix, names = self._store.prefix, self._names.get(step, [])
+                found = by_item(lambda n: readable(storage.join(prefix, n)), names, prefix)
                 self._outputs[step] = _Outputs({n: m for n, m in found.items() if m is not None})
             return self._outputs[step]
-
-    def _load(self, name: str) -> Manifest | None:
-        try:
-            return manifest.load(storage.join(self._store.prefix, name))
-        except CorruptOutput:
-            return None

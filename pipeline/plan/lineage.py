@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from pipeline.errors import CorruptOutput
 from pipeline.store import storage
-from pipeline.store.manifest import Manifest, load, resolve_ref
+from pipeline.store.manifest import Manifest, readable, resolve_ref
 from pipeline.store.parallel import by_item
 
 
@@ -26,9 +26,8 @@ class Ancestor:
     def parents(self) -> list[str]:
         """URLs of the outputs it read, and of the one it refers to."""
         inputs = [reference["directory"] for reference in self.manifest.inputs.values()]
-        origin = self.manifest.alias
-        if origin is not None:
-            inputs.append(origin.directory)
+        if self.manifest.alias is not None:
+            inputs.append(self.manifest.alias.directory)
         return list(dict.fromkeys(resolve_ref(self.path, directory) for directory in inputs))
 
 
@@ -61,14 +60,7 @@ def lineage(paths: list[str]) -> list[Ancestor]:
 
 def _read_together(paths: Iterable[str]) -> dict[str, Manifest | None]:
     paths = list(paths)
-    return by_item(_readable, paths, next((p for p in paths if not storage.is_local(p)), ""))
-
-
-def _readable(path: str) -> Manifest | None:
-    try:
-        return load(path)
-    except CorruptOutput:
-        return None
+    return by_item(readable, paths, next((p for p in paths if not storage.is_local(p)), ""))
 
 
 def users(prefix: str, directories: list[str], path: str) -> list[str]:

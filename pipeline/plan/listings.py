@@ -43,9 +43,17 @@ def list_all(nodes: Iterable[Node], seconds: float = LISTING_SECONDS) -> Listing
             locations[_location(node, name)] = (node.step.signature.externals[name], value)
     if not locations:
         return Listings()
+
+    def ask(location: tuple[External, Any]) -> Listing | Exception:
+        try:
+            return location[0].list(location[1], seconds)
+        except (PonenteError, OSError) as error:
+            return error
+
     with ThreadPoolExecutor(min(_AT_ONCE, len(locations))) as pool:
-        tried = pool.map(lambda each: _try_listing(each[0], each[1], seconds), locations.values())
-        answers = dict(zip(locations, tried, strict=True))
+        answers: dict[Any, Any] = dict(
+            zip(locations, pool.map(ask, locations.values()), strict=True)
+        )
     found: dict[str, dict[str, Listing]] = {}
     unreachable: dict[str, PonenteError] = {}
     for node in nodes:
@@ -69,13 +77,6 @@ def external_values(node: Node) -> dict[str, Any]:
 
 def _location(node: Node, name: str) -> tuple[Any, str]:
     return node.step.signature.externals[name].list, repr(node.config[name])
-
-
-def _try_listing(external: External, value: Any, seconds: float) -> Any:
-    try:
-        return external.list(value, seconds)
-    except (PonenteError, OSError) as error:
-        return error
 
 
 def check_unchanged(

@@ -150,7 +150,8 @@ class GoogleStorage(Client, GCSFileSystem):
 
     def is_refusal(self, error: Exception) -> bool:
         code = error.code if isinstance(error, HttpError) else None
-        return str(error).startswith("Forbidden") or code in (401, 403) or _no_login(error)
+        no_login = isinstance(error, GoogleAuthError) and not getattr(error, "retryable", False)
+        return str(error).startswith("Forbidden") or code in (401, 403) or no_login
 
     def is_retriable(self, error: Exception) -> bool:
         return (
@@ -192,10 +193,6 @@ def _login() -> Any:
 @functools.cache
 def _credentials() -> Any:
     return google.auth.default(scopes=[_SCOPE])[0]
-
-
-def _no_login(error: Exception) -> bool:
-    return isinstance(error, GoogleAuthError) and not getattr(error, "retryable", False)
 
 
 def _location(request: str, options: Mapping[str, Any]) -> str:

@@ -212,7 +212,7 @@ def _locked(directory: str) -> Iterator[None]:
     while True:
         file = os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
-            if _taken(file) and _same_file(file, name):
+            if _held(file, name):
                 yield
                 return
         finally:
@@ -222,19 +222,12 @@ def _locked(directory: str) -> Iterator[None]:
         time.sleep(_LOCK_PAUSE_SECONDS)
 
 
-def _taken(file: int) -> bool:
+def _held(file: int, name: str) -> bool:
+    """Whether the lock is ours; one on a file that has lost its name excludes no process."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
-def _same_file(file: int, name: str) -> bool:
-    """Whether the open file still has that name: a lock on a deleted file excludes no process."""
-    try:
         return os.path.samestat(os.fstat(file), os.stat(name))
-    except FileNotFoundError:
+    except (BlockingIOError, FileNotFoundError):
         return False
 
 

@@ -206,6 +206,14 @@ def load(path: str) -> Manifest | None:
     return parse(storage.join(path, NAME), path)
 
 
+def readable(path: str) -> Manifest | None:
+    """As `load`, but None for a corrupt one."""
+    try:
+        return load(path)
+    except CorruptOutput:
+        return None
+
+
 def parse(url: str, path: str) -> Manifest | None:
     """The manifest in the object `url`, one of the step directory `path`; see `load`."""
     try:

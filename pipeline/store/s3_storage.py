@@ -102,13 +102,9 @@ def _translate(error: Exception, url: str) -> None:
         ) from error
     if isinstance(error, BotoCoreError):
         raise InputError(f"{url}: {reason}; correct the URL or the settings of AWS") from error
-    if _code(error) == "NoSuchBucket":
+    cause = error.__cause__
+    if isinstance(cause, ClientError) and cause.response["Error"].get("Code") == "NoSuchBucket":
         bucket = url.removeprefix("s3://").partition("/")[0]
         raise InputError(
             f"{url}: there is no bucket {bucket!r}; create it (aws s3 mb) or correct the prefix"
         ) from error
-
-
-def _code(error: BaseException) -> str | None:
-    cause = error.__cause__
-    return cause.response.get("Error", {}).get("Code") if isinstance(cause, ClientError) else None
