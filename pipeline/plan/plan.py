@@ -267,10 +267,9 @@ def _hit_reason(found: Found, *, same: bool) -> str:
         return f"{reason}; made before from inputs of the same content: {found.path}"
     if found.shared:
         return f"{reason}; shared: {found.path}"
-    if found.manifest.alias is not None:
-        origin = found.manifest.alias
-        ignored = f", ignoring {'; '.join(origin.differences)}" if origin.differences else ""
-        return f"{reason}; {origin.kind}: {origin.directory}{ignored}"
+    if (alias := found.manifest.alias) is not None:
+        ignored = f", ignoring {'; '.join(alias.differences)}" if alias.differences else ""
+        return f"{reason}; {alias.kind}: {alias.directory}{ignored}"
     return reason
 
 

@@ -184,10 +184,10 @@ def same_output(node: Node, store: Store, held: Mapping[str, str]) -> Found | No
 
 def foreign(node: Node, found: Found) -> str:
     """Why an output is that of another step of this name; empty when it is not, or was adopted."""
-    origin, recorded = found.manifest.alias, found.manifest.provenance
-    if origin is not None and origin.kind == ADOPTED:
+    alias = found.manifest.alias
+    if alias is not None and alias.kind == ADOPTED:
         return ""
-    there = source_code.other_step(node.step.function, recorded)
+    there = source_code.other_step(node.step.function, found.manifest.provenance)
     return f"{node.label}: the output in {found.path} is {is_another(node, there)}" if there else ""
 
 

@@ -187,7 +187,7 @@ def source_files(path: str, summary: Summary) -> tuple[ListedFile, ...] | None:
 def chosen(path: str, manifest: Manifest) -> tuple[str, Manifest]:
     """Directory and manifest of the input that a selection chose; other outputs are unchanged."""
     while manifest.alias is not None and (name := manifest.alias.input):
-        # Through the input and not the origin: the chosen candidate may itself refer to an output
+        # Through the input and not the alias: the chosen candidate may itself refer to an output
         # whose inputs were deleted. Only an adopted selection may lack its inputs.
         read = manifest.inputs.get(name)
         winner = resolve_ref(path, read["directory"] if read else manifest.alias.directory)
