@@ -23,7 +23,7 @@ from pipeline import cli
 from pipeline.cli import context, options
 from pipeline.errors import InputError
 from pipeline.graph.artifact import Artifact
-from pipeline.graph.declaration import Declaration, load, loading
+from pipeline.graph.declaration import Declaration, load_experiment, loading
 from pipeline.graph.step import as_node
 from pipeline.identity.secret_text import is_secret_name
 
@@ -108,5 +108,7 @@ class Experiment(Declaration[R]):
         experiment: Declaration[Any] = self
         main = sys.modules.get("__main__")
         if self.function.__module__ == "__main__" and (file := getattr(main, "__file__", None)):
-            experiment = cli.exit_with_error(lambda: load(file, self.function.__qualname__))
+            experiment = cli.exit_with_error(
+                lambda: load_experiment(file, self.function.__qualname__)
+            )
         cli.main(experiment, sys.argv[1:] if arguments is None else arguments)

@@ -22,7 +22,7 @@ from pipeline.cli import join, options
 from pipeline.cli.context import Context, file_among, of_command, say
 from pipeline.cli.streams import survive_closed_streams
 from pipeline.errors import Cancelled, PonenteError, UsageError
-from pipeline.graph.declaration import Declaration, load
+from pipeline.graph.declaration import Declaration, load_experiment
 from pipeline.identity.secret_text import refuse_secrets
 
 T = TypeVar("T")
@@ -99,7 +99,9 @@ def _command(
         found = rest[0] if rest else "nothing"
         raise UsageError(f"ponente {verb}: expected an experiment's Python file, found {found}")
     rest.remove(files[0])
-    return _run_verb(verb, rest, load(files[0]), clock, f"ponente {verb} {shlex.quote(files[0])}")
+    return _run_verb(
+        verb, rest, load_experiment(files[0]), clock, f"ponente {verb} {shlex.quote(files[0])}"
+    )
 
 
 def _usage(more: Mapping[str, tuple[str, Any]], *, error: bool) -> None:

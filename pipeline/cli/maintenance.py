@@ -11,13 +11,13 @@ from pipeline.cli.context import Context, say
 from pipeline.cli.inspection import say_json
 from pipeline.errors import InputError, PonenteError, StoreUnavailable
 from pipeline.execute import adopt as adoption
-from pipeline.graph.declaration import load as load_experiment
+from pipeline.graph.declaration import load_experiment
 from pipeline.graph.order import topological
 from pipeline.graph.step import Node
 from pipeline.identity.fingerprint import difference
 from pipeline.pages.readable import duration
 from pipeline.plan.plan import FEW, shards_line
-from pipeline.plan.state import look
+from pipeline.plan.state import read_state
 from pipeline.store import integrity, lease, storage
 from pipeline.store.garbage import Garbage, delete, find_garbage
 from pipeline.store.manifest import Manifest, load, load_keyed
@@ -151,7 +151,7 @@ def adopt(context: Context) -> int:
         for path in built:
             say(f"warning: {path} was built from a removed output; build it again with --force")
         return 0
-    seen = look(topological([node]), store)
+    seen = read_state(topological([node]), store)
     source = adoption.choose(store, node, seen, context.options.source)
     say(f"{node.label}: {source.path}")
     for line in source.differences:

@@ -91,8 +91,8 @@ def _wait(tell: Emit, workers: Workers) -> Any:
 
     def waiting(holder: dict[str, Any]) -> None:
         if workers.stopping:
-            raise Cancelled(f"was waiting for {lease.words(holder)}")
-        report(lease.words(holder))
+            raise Cancelled(f"was waiting for {lease.owner_text(holder)}")
+        report(lease.owner_text(holder))
 
     return waiting
 

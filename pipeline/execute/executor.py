@@ -48,9 +48,9 @@ from pipeline.plan.state import (
     Selection,
     contents,
     decide,
-    look,
     needed_keys,
     pick,
+    read_state,
     rebuilt_input,
     resolve,
     same_output,
@@ -107,7 +107,7 @@ class Execution:
     def look(self) -> list[Node]:
         """Read the store; returns the nodes that must run, inputs first."""
         insist = partial(self._errands.insist, sleep=self._sleep)
-        seen = insist(self._store.prefix, partial(look, self.order, self._store))
+        seen = insist(self._store.prefix, partial(read_state, self.order, self._store))
         self._listings = seen.listings
         self.notes = [note for node in self.order for note in source_notes(node, seen)]
         needed = decide(self.targets, self.order, seen, self._choice, self._retry_command)

@@ -93,7 +93,7 @@ def nodes(wanted: Any) -> list[Node]:
     return [as_node(each) for each in (wanted if isinstance(wanted, tuple) else (wanted,))]
 
 
-def load(reference: str, function: str = "") -> Declaration[Any]:
+def load_experiment(reference: str, function: str = "") -> Declaration[Any]:
     """The experiment of a Python file, imported as a module; `FILE:NAME` when it has several.
 
     `function` is the qualified name of the experiment's function, instead of a variable's name.

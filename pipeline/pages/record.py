@@ -29,7 +29,7 @@ class Follower:
         self._prefix, self._rest, self._torn = prefix, b"", 0
         self._judged = -run_summary.BEAT_SECONDS  # when `alive` was judged, on the monotonic clock
         self._record, read = RunRecord(run_id), 0
-        url, summary = run_summary.log_url(prefix, run_id), run_summary.load(prefix, run_id)
+        url, summary = run_summary.log_url(prefix, run_id), run_summary.load_summary(prefix, run_id)
         with contextlib.suppress(KeyError, TypeError, ValueError, msgspec.ValidationError):
             record = msgspec.convert({**summary["record"], "run": run_id}, RunRecord)
             driver, at = dict(summary["process"]), int(summary["read"])

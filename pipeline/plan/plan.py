@@ -17,8 +17,8 @@ from pipeline.plan.state import (
     contents,
     foreign_build,
     inputs_first,
-    look,
     needed_keys,
+    read_state,
 )
 from pipeline.store import lease, storage
 from pipeline.store.builds import Build, find_build, is_mixed, named, other_code
@@ -83,7 +83,7 @@ def plan(
     keeps the shards that other code of a step wrote.
     """
     order = topological(targets)
-    seen = look(order, store)
+    seen = read_state(order, store)
     there = {key for key in seen.found if key not in forced}
     stale = [node for node in order if node.key in seen.stale]
     needed = needed_keys([*targets, *stale], there) | forced

@@ -83,7 +83,7 @@ class GraphState:
         return CORRUPT if key in self.corrupt else self.attempts.get(key, "")
 
 
-def look(order: list[Node], store: Store) -> GraphState:
+def read_state(order: list[Node], store: Store) -> GraphState:
     """Read the state of every node of `order`, which has inputs before users."""
     seen = GraphState(listings=list_all(order))
 

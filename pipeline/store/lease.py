@@ -104,7 +104,7 @@ class _Observer:
         """Why the lease can be taken: released, owner dead or unresponsive; else empty."""
         if _is_there(self._base + ".done"):
             return "released"
-        owner = describe(self._base + ".json")
+        owner = read_owner(self._base + ".json")
         # A record that cannot be read has no pid to check; it expires by its heartbeats alone.
         if process.is_gone(owner):
             return "its process is gone"
@@ -141,7 +141,7 @@ def _beat(base: str) -> bytes:
         return b"unreadable"
 
 
-def describe(url: str) -> dict[str, Any]:
+def read_owner(url: str) -> dict[str, Any]:
     try:
         owner = storage.read_json(url)
     except (OSError, ValueError, PonenteError):
@@ -183,7 +183,7 @@ class Holder:
         return self.age is None or self.age <= STALE_SECONDS
 
     def __str__(self) -> str:
-        text = words(self.owner)
+        text = owner_text(self.owner)
         return text if self.age is None else f"{text}, last heartbeat {self.age:,.0f} s ago"
 
 
@@ -199,7 +199,7 @@ def holder(root: str, names: Collection[str] | None = None) -> Holder | None:
     if number == 0 or _Observer(base).free():
         return None
     age = process.age(base + ".beat", base + ".json")
-    return Holder(number, describe(base + ".json"), age)
+    return Holder(number, read_owner(base + ".json"), age)
 
 
 def end(root: str) -> Holder | None:
@@ -210,7 +210,7 @@ def end(root: str) -> Holder | None:
     return found
 
 
-def words(owner: dict[str, Any]) -> str:
+def owner_text(owner: dict[str, Any]) -> str:
     text = f"process {owner.get('pid')} on {process.host_name(owner)}"
     since = owner.get("since")
     if isinstance(since, int | float):
@@ -299,7 +299,7 @@ class Watch:
         return free
 
     def owner(self, root: str) -> dict[str, Any]:
-        return describe(_base_url(root, self._seen[root][0]) + ".json")
+        return read_owner(_base_url(root, self._seen[root][0]) + ".json")
 
     def take(self, root: str, reads: Mapping[str, str | None] = {}) -> Lease | None:
         """Take the lease that was free at the last look; None when another process was faster."""
@@ -330,4 +330,4 @@ def _take(root: str, number: int, why: str, reads: Mapping[str, str | None]) -> 
     if storage.create(url, json.dumps(owner).encode(), durable=False):
         return True
     # A retried write whose first answer was lost is refused for the winner too; the nonce tells.
-    return describe(url).get("nonce") == owner["nonce"]
+    return read_owner(url).get("nonce") == owner["nonce"]

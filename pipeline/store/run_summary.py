@@ -38,7 +38,7 @@ def run_ids(prefix: str) -> dict[str, bool]:
     return {run: run + _SUMMARY in names for run in sorted(ids)}
 
 
-def load(prefix: str, run: str) -> dict[str, Any]:
+def load_summary(prefix: str, run: str) -> dict[str, Any]:
     try:
         found = json.loads(storage.read_bytes(summary_url(prefix, run)))
     except (FileNotFoundError, ValueError):
@@ -69,7 +69,7 @@ def recorded(prefix: str, *, live: bool = False) -> set[str]:
 
     def directories(run: tuple[str, bool]) -> set[str]:
         name, summarised = run
-        summary = load(prefix, name) if summarised else {}
+        summary = load_summary(prefix, name) if summarised else {}
         if live:
             return _summarised(summary) if _goes_on(prefix, name, summary) else set()
         return _summarised(summary) or _started(log_url(prefix, name))

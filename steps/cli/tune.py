@@ -23,7 +23,7 @@ from pipeline.accelerators import Chip
 from pipeline.cli import options as engine
 from pipeline.cli.context import say
 from pipeline.errors import UsageError
-from pipeline.graph.declaration import Declaration, load, nodes
+from pipeline.graph.declaration import Declaration, load_experiment, nodes
 from pipeline.graph.order import topological, unique_labels
 from pipeline.graph.step import Node
 from pipeline.store import storage
@@ -131,7 +131,7 @@ def _tuning(rest: list[str], step: str | None) -> Tuning:
     if file is None:
         raise UsageError(f"{_PROGRAM}: expected an experiment's Python file")
     others = [word for word in rest if word != file]
-    experiment = load(file)
+    experiment = load_experiment(file)
     settings = _settings(experiment, others)
     label, node = _training_step(experiment, settings, step)
     found = declared_run(node, {})

@@ -14,7 +14,7 @@ import pytest
 
 from pipeline.cli import join, options
 from pipeline.errors import PonenteError
-from pipeline.graph.declaration import Declaration, load
+from pipeline.graph.declaration import Declaration, load_experiment
 from pipeline.identity.secret_text import refuse_secrets
 from pipeline.launch import TARGETS
 from pipeline.store import storage
@@ -51,7 +51,7 @@ def experiment(file: str) -> Declaration[Any] | None:
     if file == PLACEHOLDER:
         return experiment("experiments/run_200m.py")
     if (ROOT / file).exists():
-        return load(str(ROOT / file))
+        return load_experiment(str(ROOT / file))
     for page in pages():
         for block in blocks(page):
             if block.language == "python" and block.text.startswith(f'"""{file}: '):

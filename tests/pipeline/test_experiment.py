@@ -13,7 +13,7 @@ import pytest
 
 from pipeline import Artifact, Experiment, InputError
 from pipeline.errors import StepFailed
-from pipeline.graph.declaration import load
+from pipeline.graph.declaration import load_experiment
 from pipeline.graph.step import as_node
 from tests.pipeline.toy import Scale, Total, clamp, numbers, refuse, scaled, total
 
@@ -192,9 +192,9 @@ def test_a_file_with_several_experiments_asks_which(file, monkeypatch):
     monkeypatch.chdir(file.parent)
     monkeypatch.syspath_prepend(str(file.parent))
     with pytest.raises(InputError, match=r"name one: file_of_mine.py:experiment"):
-        load("file_of_mine.py")
-    assert list(load("file_of_mine.py:experiment").presets) == ["full", "many"]
+        load_experiment("file_of_mine.py")
+    assert list(load_experiment("file_of_mine.py:experiment").presets) == ["full", "many"]
     with pytest.raises(InputError, match="did you mean other"):
-        load("file_of_mine.py:othr")
+        load_experiment("file_of_mine.py:othr")
     assert os.path.basename(sys.modules["file_of_mine"].__file__) == "file_of_mine.py"
     del sys.modules["file_of_mine"], sys.modules["beside"]

@@ -12,7 +12,7 @@ from pipeline.errors import InputError, StepFailed
 from pipeline.execute.adopt import adopt, choose
 from pipeline.graph.step import as_node
 from pipeline.plan.plan import Planned, plan
-from pipeline.plan.state import look
+from pipeline.plan.state import read_state
 from pipeline.store import manifest, storage
 from pipeline.store.outputs import Store
 from tests.pipeline.code_versions import load, mapped
@@ -146,7 +146,7 @@ def test_the_output_of_another_step_can_be_adopted(store, tmp_path, own):
     """Whoever knows that it is right says so once."""
     mine = as_node(node(tmp_path / "us" / "second.py", OURS))
     places = Store(store) if own else Store(str(tmp_path / "mine"), (store,))
-    seen = look([*mine.inputs.values(), mine], places)
+    seen = read_state([*mine.inputs.values(), mine], places)
     adopt(places, mine, seen, choose(places, mine, seen, None))
     assert plan([mine], places)[-1].status == "hit"
 

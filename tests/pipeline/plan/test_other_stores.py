@@ -12,7 +12,7 @@ from pipeline.errors import CorruptOutput
 from pipeline.execute.adopt import adopt, choose, undo
 from pipeline.graph.order import topological
 from pipeline.graph.step import as_node
-from pipeline.plan.state import look
+from pipeline.plan.state import read_state
 from pipeline.store import copies, integrity, storage
 from pipeline.store.copies import bring_home
 from pipeline.store.garbage import delete, find_garbage
@@ -116,8 +116,8 @@ def test_an_output_adopted_from_another_store_is_copied(stores):
     team, own = stores
     bring_up(team, _cut())
     node, store = as_node(_cut(7)), Store(own)
-    source = choose(store, node, look(topological([node]), store), _found(team, _cut())[0])
-    found = adopt(store, node, look(topological([node]), store), source)
+    source = choose(store, node, read_state(topological([node]), store), _found(team, _cut())[0])
+    found = adopt(store, node, read_state(topological([node]), store), source)
     assert found.manifest.alias.differences == ("limit: 100 -> 7",)
     assert found.manifest.alias.directory == as_node(_cut()).directory
     _leave(stores, node)
@@ -138,7 +138,7 @@ def test_a_store_refers_to_another_one_when_it_is_asked_to(stores, how):
     }[how]
     node = as_node(wanted)
     if how == "adopt":
-        seen = look(topological([node]), store)
+        seen = read_state(topological([node]), store)
         adopt(store, node, seen, choose(store, node, seen, _found(team, _cut())[0]))
     else:
 

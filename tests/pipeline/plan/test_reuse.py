@@ -12,7 +12,7 @@ from pipeline.execute.adopt import adopt, choose, undo
 from pipeline.graph.order import named, topological
 from pipeline.graph.step import as_node
 from pipeline.plan.plan import plan
-from pipeline.plan.state import look
+from pipeline.plan.state import read_state
 from pipeline.store import integrity, storage
 from pipeline.store.garbage import delete, find_garbage
 from pipeline.store.manifest import load
@@ -254,7 +254,7 @@ def test_adoption_is_recorded_and_goes_down_the_graph(tmp_path):
 
 
 def _adopt(store, node, source=None):
-    seen = look(topological([node]), store)
+    seen = read_state(topological([node]), store)
     return adopt(store, node, seen, choose(store, node, seen, source))
 
 

@@ -11,7 +11,7 @@ from pipeline.execute.adopt import adopt, choose
 from pipeline.graph.order import topological
 from pipeline.graph.step import as_node
 from pipeline.plan.lineage import lineage
-from pipeline.plan.state import look, pick
+from pipeline.plan.state import pick, read_state
 from pipeline.store import storage
 from pipeline.store.garbage import delete, find_garbage
 from pipeline.store.outputs import Found, Store
@@ -100,7 +100,7 @@ def test_an_adopted_selection_opens_what_it_stands_for(tmp_path):
     store = Store(str(tmp_path))
     source = _found(store.prefix, _largest(_clamped(100)))
     node = as_node(_largest(_clamped(7)))
-    seen = look(topological([node]), store)
+    seen = read_state(topological([node]), store)
     found = adopt(store, node, seen, choose(store, node, seen, source.path))
     assert found.manifest.inputs == {}
     assert _sum(found) == MANY

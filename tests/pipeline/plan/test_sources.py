@@ -17,7 +17,7 @@ from pipeline.graph.order import named
 from pipeline.graph.step import as_node
 from pipeline.identity.listing import ListedFile, Listing
 from pipeline.plan.plan import plan
-from pipeline.plan.state import look
+from pipeline.plan.state import read_state
 from pipeline.store import integrity, storage
 from pipeline.store.garbage import delete, find_garbage
 from pipeline.store.manifest import load
@@ -230,7 +230,7 @@ def test_an_unreachable_source_is_no_reason_to_lose_its_output(tmp_path, corpus)
     bring_up(store, count(words(source=str(corpus))))
     far = tmp_path / "far"
     node = as_node(words(source=str(far)))
-    seen, other = look([node], Store(store)), as_node(words(source=str(corpus)))
+    seen, other = read_state([node], Store(store)), as_node(words(source=str(corpus)))
     found = adopt(Store(store), node, seen, choose(Store(store), node, seen, other.directory))
     assert found.manifest.sources == {}
     entry = planned(store, count(words(source=str(far))))["words"]

@@ -16,7 +16,7 @@ from pipeline.graph.facts import Published
 from pipeline.graph.order import topological
 from pipeline.graph.step import as_node
 from pipeline.plan.facts import state
-from pipeline.plan.state import look
+from pipeline.plan.state import read_state
 from pipeline.store.manifest import load as manifest_of
 from pipeline.store.outputs import Store
 from steps.artifacts import Checkpoint
@@ -29,7 +29,7 @@ from tests.steps.mini import MINI
 def refusal(store, wanted):
     """Why `plan` says that a run would refuse the last step of a graph; empty if it would not."""
     node = as_node(wanted)
-    seen = look(topological([node]), Store(store))
+    seen = read_state(topological([node]), Store(store))
     return state([node], Published(seen.found, store))[node.key].refusal
 
 
@@ -162,7 +162,7 @@ def test_what_is_done_here_is_counted(trained, tmp_path):
         arguments = {"epochs": 1, "sample_prompts": ("The",)}
         model = steps.train(sequences, MINI.model, MINI.optimizer, training, **arguments)
         node = as_node(model)
-        seen = look(topological([node]), Store(store))
+        seen = read_state(topological([node]), Store(store))
         return node, state([node], Published(seen.found, store))[node.key]
 
     longer = dataclasses.replace(MINI.training, steps=80)

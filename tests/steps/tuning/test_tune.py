@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from pipeline import InputError
 from pipeline.cli import options
 from pipeline.errors import UsageError
-from pipeline.graph.declaration import load, nodes
+from pipeline.graph.declaration import load_experiment, nodes
 from pipeline.graph.order import topological
 from steps.cli import tune
 from steps.platforms import chip_of
@@ -30,7 +30,7 @@ FILE = str(ROOT / "experiments" / "tomat_200m.py")
 
 def train_node(*flags):
     """The node that trains of the experiment under some flags."""
-    experiment = load(FILE)
+    experiment = load_experiment(FILE)
     _, _, settings = options.parse("plan", list(flags), experiment, "tune")
     order = topological(nodes(experiment.build(settings)))
     return next(node for node in order if "optimizer" in node.config)
