@@ -100,13 +100,7 @@ def open_model(path: str, config: TransformerConfig, dtype: str) -> Transformer:
     """The model of a checkpoint on the first device, ready for generation.
 
     Args:
-        path: URL of the checkpoint's directory.
-        config: shape of the model.
         dtype: compute dtype of training; a CPU, which is no faster in bfloat16, uses float32.
-
-    Raises:
-        CorruptOutput: files are missing or changed.
-        InputError: the checkpoint is of a model with another shape.
     """
     import jax
     import jax.numpy as jnp
@@ -122,22 +116,13 @@ def open_tokenizer(trained: Trained, file: str | None = None) -> TextTokenizer:
     """The tokenizer of a checkpoint, ready to encode and decode.
 
     Args:
-        trained: the checkpoint.
         file: URL of a tokenizer.json, or of a directory with one, instead of that of training.
-
-    Raises:
-        InputError: the file is no tokenizer, or has more or fewer ids than the model.
-        CorruptOutput: an output between the checkpoint and the tokenizer is gone.
     """
     return read_tokenizer(file or trained.tokenizer().file, trained.model)
 
 
 def read_tokenizer(file: str, model: TransformerConfig) -> TextTokenizer:
-    """The tokenizer in a tokenizer.json or a directory with one, if it has the model's ids.
-
-    Raises:
-        InputError: the file is no tokenizer, or has more or fewer ids than the model.
-    """
+    """The tokenizer in a tokenizer.json or a directory with one, if it has the model's ids."""
     from data.tokenizer.text_tokenizer import TextTokenizer
 
     inside = storage.join(file, _TOKENIZER)
@@ -159,10 +144,6 @@ def find(url: str) -> Trained:
     Args:
         url: path or URL of the directory of a train step, finished or not, or of one committed
             checkpoint in it.
-
-    Raises:
-        InputError: there is no checkpoint, or the directory is not that of a train step.
-        CorruptOutput: a record is not readable.
     """
     url = storage.normalise(url)
     root, inside, _ = url.rpartition(f"/{ATTEMPTS}/")
@@ -264,12 +245,7 @@ def _of_ledgers(root: str) -> list[_Candidate]:
 
 
 def about_of(ledger: Ledger) -> dict[str, Any]:
-    """The record that `describe` wrote before training: "model", "train" and "sequences".
-
-    Raises:
-        InputError: there is no such record yet.
-        CorruptOutput: the record cannot be read.
-    """
+    """The record that `describe` wrote before training: "model", "train" and "sequences"."""
     shard = ledger.find(ABOUT)
     if shard is None:
         raise InputError(

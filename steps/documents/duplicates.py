@@ -61,8 +61,6 @@ def drop_duplicates(
 
     Args:
         splits: names of the splits; the first one, train, keeps a copy only if no other has it.
-        written: the sampled shards.
-        by_position: which copy is kept, see `find_duplicates`.
     """
     import numpy as np
 

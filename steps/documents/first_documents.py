@@ -17,13 +17,7 @@ _FILES = 16  # files that are opened, spread over the source
 
 
 def first_documents(node: Node, results: Results) -> Facts:
-    """No facts about a step that samples.
-
-    Raises:
-        InputError: the first documents of a file of its local source cannot be read as it declares,
-            such as for want of a column, or it asks for more tokens than the files have bytes.
-        StorageError: the disk failed.
-    """
+    """No facts about a step that samples."""
     del results
     source, config = node.config["source"], node.config
     if storage.is_local(source):

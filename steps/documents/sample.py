@@ -101,7 +101,6 @@ def sample(
     """Documents of `source` up to a budget of tokens per split.
 
     Args:
-        run: the attempt.
         source: files, folders, a pattern (see `data/source.py`).
         tokenizer: counts the budget in its own tokens, EOS included (predicted from a probe);
             without it the budget is in the source's own `token_count`.

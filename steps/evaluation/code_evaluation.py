@@ -45,7 +45,6 @@ def code_evaluation(
     """The share of programming problems that a model solves; answers run in a sandbox only.
 
     Args:
-        run: the attempt.
         model: generates the answers; None if every problem has a `completion`.
         tokenizer: by default the tokenizer of the model's training.
         problems: URL of JSON lines, see `training.evaluate.programs.problems.Problem`.

@@ -60,7 +60,6 @@ def multiple_choice(
     """Accuracies on the questions of a file, as lm-evaluation-harness defines them.
 
     Args:
-        run: the attempt.
         model: a trained model.
         tokenizer: the tokenizer of its training.
         questions: URL of JSON lines: {"context": text, "choices": [text, ...], "gold": index}.
@@ -98,7 +97,6 @@ def lm_evaluation(
     """Metrics of tasks of EleutherAI's lm-evaluation-harness, which `ponente[lm-eval]` installs.
 
     Args:
-        run: the attempt.
         model: a trained model.
         tokenizer: the tokenizer of its training.
         tasks: names of tasks of the harness or of `include_path`.
@@ -183,11 +181,7 @@ def _loaded(work: Work, tokenizer: TextTokenizer) -> tuple[Any, Any]:
 
 
 def read_questions(url: str, tokenizer: TextTokenizer, delimiter: str) -> Sequence[Question]:
-    """The questions of a file of JSON lines, encoded.
-
-    Raises:
-        InputError: a line is not a question, or the file has none.
-    """
+    """The questions of a file of JSON lines, encoded."""
     from training.evaluate.multiple_choice import text_question
 
     found = []

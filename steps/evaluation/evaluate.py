@@ -37,7 +37,6 @@ def evaluate(
     """Loss (nats per token) and bits per byte of the final checkpoint on every held-out split.
 
     Args:
-        run: the attempt.
         checkpoint: a trained model.
         tokens: token cache with the held-out splits; by default the one it was trained on.
         tokenizer: tokenizer of the prompts; by default the one of its training.

@@ -218,11 +218,7 @@ class _Desk:
         self.emit(Progress(found.step, self.work.steps, "steps", note))
 
     def skip(self, found: Next, cause: str) -> None:
-        """Record and report a checkpoint that cannot be read.
-
-        Raises:
-            CorruptOutput: it is the published model.
-        """
+        """Record and report a checkpoint that cannot be read."""
         published = self.work.model.published()
         if published is not None and published.result["checkpoint"] == found.name:
             raise CorruptOutput(

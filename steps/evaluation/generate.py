@@ -75,7 +75,6 @@ def generate(
     `new_tokens`.
 
     Args:
-        run: the attempt.
         checkpoint: a trained model.
         tokenizer: by default the tokenizer of the model's training.
         prompts: texts to continue.

@@ -31,15 +31,7 @@ def write_cards(
     license: str,
     source_licenses: Sequence[str],
 ) -> None:
-    """Write README.md and DATA.md.
-
-    Args:
-        folder: URL of the exported model's directory.
-        model: the exported model.
-        written: result of `write_hf_folder`.
-        name, license: of the model.
-        source_licenses: licenses of the training data.
-    """
+    """Write README.md and DATA.md."""
     ancestors = lineage([model.path])
     card = [*_front(license), f"# {name}", "", *_model(model, written), *_use(model)]
     if not model.imported:

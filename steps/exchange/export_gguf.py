@@ -34,7 +34,6 @@ def export_gguf(
     """A GGUF file of a model that was exported for Hugging Face.
 
     Args:
-        run: the attempt.
         model: a model of the architecture Llama, Qwen3 or GPT-2.
         dtype: dtype of matrices: f16, bf16, q8_0 or f32.
         name: name of the model in the file; also the start of the file's name.

@@ -75,7 +75,6 @@ def export_hf(
     The declaration of the step refuses a shape that no architecture of `transformers` computes.
 
     Args:
-        run: the attempt.
         model: a trained model.
         at: step of the checkpoint to export; None for the last one.
         dtype: "bfloat16" or "float32".

@@ -75,7 +75,6 @@ def import_hf(
     tokenizer_config.json, or of the ids in generation_config.json or config.json.
 
     Args:
-        run: the attempt.
         source: path of a folder, or `hf://owner/name@commit` on the hub; without `@commit` the
             branch `main`.
         sequence_length: tokens of a sequence in evaluations; by default the model's longest, up to

@@ -27,7 +27,6 @@ def upload_hf(run: StepContext, export: HuggingFaceModel, repository: str) -> An
     It runs once per export and repository. The repository is made, private, if it does not exist.
 
     Args:
-        run: the attempt.
         export: an exported model.
         repository: hub repository `owner/name`.
     """

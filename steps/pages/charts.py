@@ -99,9 +99,7 @@ def chart(
 
     Args:
         curves: drawn in order; without a legend if all have the same label.
-        y_label: with the unit.
         logarithmic: use a logarithmic vertical axis if values differ by a factor of ten or more.
-        from_zero: whether the vertical axis starts at zero.
         reach: least end of an axis from zero, so that small values do not look large.
         restarts: steps at which the run resumed from a checkpoint, drawn as faint vertical lines.
     """

@@ -46,7 +46,6 @@ def compare(
     """The HTML page of several training runs side by side.
 
     Args:
-        run: the attempt.
         runs: finished runs.
         names: one for each run; by default the labels of the steps, numbered if they repeat.
     """
@@ -64,11 +63,7 @@ def compare(
 
 
 def render(records: Sequence[RunRecord]) -> str:
-    """The page.
-
-    Raises:
-        InputError: there are no runs, or two of one name.
-    """
+    """The page."""
     from steps.pages import page
     from steps.pages.charts import bars_chart, overlaid
 

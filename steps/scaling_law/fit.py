@@ -82,13 +82,7 @@ class Fit:
 def fit_two_variables(
     parameters: np.ndarray, tokens: np.ndarray, losses: np.ndarray, *, resamples: int, seed: int = 0
 ) -> tuple[Fit | None, str]:
-    """The fit of L(N, D) and ""; or None and the reason why the losses do not determine it.
-
-    Args:
-        parameters, tokens, losses: float64 [runs], more than five.
-        resamples: number of refits.
-        seed: seed of their noise.
-    """
+    """The fit of L(N, D) and ""; or None and the reason why the losses do not determine it."""
     search = _Search(parameters, tokens)
     best = search.from_grid(np.log(losses))
     if reason := search.absent(best, losses):
@@ -102,13 +96,7 @@ def fit_two_variables(
 
 
 def fit_power(flops: np.ndarray, losses: np.ndarray, *, resamples: int, seed: int = 0) -> Fit:
-    """The power law in compute, by least squares of log L; it needs three runs or more.
-
-    Args:
-        flops, losses: float64 [runs].
-        resamples: number of refits.
-        seed: seed of their noise.
-    """
+    """The power law in compute, by least squares of log L; it needs three runs or more."""
     x, y = np.log(flops), np.log(losses)
     slope, level = np.polyfit(x, y, 1)
     log_fitted = level + slope * x

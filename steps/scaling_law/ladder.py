@@ -29,12 +29,6 @@ def ladder(
         build: declares the training of a model on a number of tokens, for example with
             `train(..., tokens=tokens)`, which rounds them down to whole batches. It also chooses
             the settings that depend on the size (learning rate, batch).
-        models: shapes of one family.
-        flops: training FLOPs of a run, by `models.flops` (causal).
-        length: tokens of a sequence.
-
-    Raises:
-        InputError: a model or a budget is given twice, or a budget is less than one sequence.
     """
     rungs: dict[str, tuple[TransformerConfig, int]] = {}
     for model in models:

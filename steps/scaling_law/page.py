@@ -14,13 +14,7 @@ WITH = f"{CONFIDENCE:.0%}"
 
 
 def render(law: ScalingLaw, bought: Sequence[Purchase], split: str) -> str:
-    """The page.
-
-    Args:
-        law: the fitted law.
-        bought: the best run of each budget by the law.
-        split: held-out split whose loss was fitted.
-    """
+    """The page."""
     charts = [(f"Loss on {split} by training FLOPs", loss_by_compute(law, bought))]
     if isinstance(law.fit.law, TwoVariableLaw):
         charts.append((f"Loss on {split} of each budget by size", equal_compute(law)))

@@ -80,11 +80,7 @@ def same_budget(points: Sequence[Point]) -> list[list[Point]]:
 
 
 def frontier(points: Sequence[Point]) -> list[Point]:
-    """The point of lowest loss of each budget, without budgets that lower the loss no further.
-
-    Raises:
-        InputError: fewer than three are left; a power law through two points has no error estimate.
-    """
+    """The point of lowest loss of each budget, without budgets that lower the loss no further."""
     best: list[Point] = []
     for group in same_budget(points):
         lowest = min(group, key=lambda point: point.loss)

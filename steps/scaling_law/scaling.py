@@ -95,7 +95,6 @@ def scaling(
     the result has the reason (`why_compute`).
 
     Args:
-        run: the attempt.
         runs: trained models, such as a `ladder`, or scores of them; each with a schedule of its
             own length, and one tokenizer for all.
         budgets: training FLOPs for which the result predicts the best size, tokens and loss. By

@@ -68,7 +68,6 @@ def block_shuffle(
     """Sequences of `sequence_length` tokens: blocks are shuffled, then sequences within windows.
 
     Args:
-        run: the attempt.
         tokens: the token cache; a packed one must be packed for this `sequence_length`.
         sequence_length: tokens of a sequence.
         io_block_size: neighbouring sequences of a block, which the first shuffle keeps together,

@@ -69,7 +69,6 @@ def integer_rows(
     """Rows of a list column as sequences of `sequence_length` tokens; shorter rows are padded.
 
     Args:
-        run: the attempt.
         source: Parquet files (see `data/source.py`).
         vocab_size: number of ids; all ids are below it.
         sequence_length: most ids of a row; the padding of a shorter row is never predicted.

@@ -68,7 +68,6 @@ def mix(
     Validation splits and vocabulary come from the first input.
 
     Args:
-        run: the attempt.
         sequences: shuffled caches of one tokenizer and one sequence length.
         weights: relative share of sequences of each input, from the start.
         later: phases with other weights, in order of their start.

@@ -52,7 +52,6 @@ def tokenize(
     """Every split of the documents as token ids, with EOS after each document and no other token.
 
     Args:
-        run: the attempt.
         documents: sampled documents.
         tokenizer: the tokenizer.
         backend: "auto" is fastokens if it is installed and known to read this tokenizer. Every

@@ -54,7 +54,6 @@ def tokenizer(
     """An existing tokenizer.json, tested for a lossless round trip of difficult texts.
 
     Args:
-        run: the attempt.
         source: a file, or a folder with a tokenizer.json: local, `gs://`, `https://`, or
             `hf://owner/name@<commit>`; a hub id `owner/name` if no such file exists. The key
             depends on the file's contents and not on its URL.

@@ -40,7 +40,6 @@ def train_tokenizer(
     """A byte-level BPE tokenizer of exactly `vocab_size` entries, from at most 2 GiB of text.
 
     Args:
-        run: the attempt.
         documents: the documents, of which only the training split is read.
         vocab_size: number of entries, EOS included.
         tokens: about how many tokens to read, from the files in random order; None for all.

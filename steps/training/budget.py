@@ -51,10 +51,6 @@ def resolved(
     """The configuration with the sequences' length and seed, and the budget as steps.
 
     `TrainConfig.steps`, if set, is the budget.
-
-    Raises:
-        InputError: the configured length is not the sequences', or the budget is less than one
-            batch.
     """
     length = sequences.result["sequence_length"]
     if train.sequence_length not in (0, length):
@@ -74,13 +70,7 @@ def budgeted(
     """`train`, which has a sequence length, with the budget as steps.
 
     Args:
-        train: its `steps`, if set, are the budget.
         available: number of sequences; None if not known, with a budget of tokens.
-        epochs: the budget otherwise, in passes over these.
-        tokens: the budget otherwise.
-
-    Raises:
-        InputError: the budget is less than one batch.
     """
     if train.steps:
         return train

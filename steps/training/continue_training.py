@@ -96,7 +96,6 @@ def extend(
     starts at step 0 with zero moments, and the step warns about it.
 
     Args:
-        run: the attempt.
         checkpoint: the run to continue, or an imported model.
         sequences: the same ones as in training; for an imported model any of its tokenizer.
         optimizer: of the same kind as in training; schedule and learning rates may differ.
@@ -173,7 +172,6 @@ def warm_start(
     """A new run that starts with trained parameters, at step 0 of its own schedule and data.
 
     Args:
-        run: the attempt.
         checkpoint: the model that provides the parameters.
         sequences: training data of the same tokenizer.
         take: "model" for parameters alone, "moments" for parameters and the optimizer's moments.

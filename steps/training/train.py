@@ -77,7 +77,6 @@ def train(
     """A trained model; sizes that do not fit are refused before compilation.
 
     Args:
-        run: the attempt.
         sequences: training data; `train` takes their length and seed where it sets none.
         model: shape of the model.
         optimizer: the optimizer and its learning-rate schedule.
@@ -300,11 +299,7 @@ def record_checkpoint(
 
 
 def drop_checkpoint(ledger: Ledger, step: int, path: str, attempt: str) -> None:
-    """Remove the record of the checkpoint at `path`; a record of another path stays.
-
-    Raises:
-        WorkerLost: an attempt newer than `attempt` owns the record; its files must stay.
-    """
+    """Remove the record of the checkpoint at `path`; a record of another path stays."""
     recorded = ledger.find(shard_name(step))
     if recorded is not None and storage.join(ledger.root, recorded.root) == path.rstrip("/"):
         ledger.drop(recorded.name, attempt)

@@ -23,14 +23,7 @@ def measured(trained: dict[str, Any], hardware: Hardware) -> dict[str, Any]:
 def summary(
     checkpoint: str, rows: list[dict[str, Any]], entropy: float, skipped: int
 ) -> dict[str, Any]:
-    """Losses of the run's first and last evaluation, skipped updates, and the headline.
-
-    Args:
-        checkpoint: name of the last checkpoint's shard.
-        rows: rows of all evaluations, by step.
-        entropy: unigram entropy of the training tokens, nats.
-        skipped: steps that were not applied.
-    """
+    """Losses of the run's first and last evaluation, skipped updates, and the headline."""
     # An extended run may evaluate on other splits than the run that it continues: take the first
     # split of the last evaluation.
     name = next(row["split"] for row in rows if row["step"] == rows[-1]["step"])

@@ -42,12 +42,7 @@ class Candidate:
 
 
 def candidates(run: DeclaredRun, batches: Sequence[int] = ()) -> Iterator[Candidate]:
-    """Every candidate whose sizes divide.
-
-    Args:
-        run: the declared run.
-        batches: further batch sizes to try, in sequences.
-    """
+    """Every candidate whose sizes divide."""
     train = run.train
     found = itertools.product(
         _models(run.model),

@@ -21,8 +21,6 @@ def flags(plan: Plan, run: DeclaredRun, settings: Any) -> list[str]:
     """The command-line words that change the declared run to the plan: --flag, value, ...
 
     Args:
-        plan: a plan of the run.
-        run: the declared run.
         settings: settings of the experiment; flags are named after their fields.
     """
     return [

@@ -26,9 +26,6 @@ def compile_fastest(
     If a plan does not fit, the next fastest one is compiled.
 
     Args:
-        search: result of the search by formula.
-        run: the declared run.
-        most: most plans to compile.
         show: called with progress lines while the compiler runs, from several threads.
     """
     compiled = 0

@@ -21,16 +21,7 @@ def render(
     commands: Mapping[str, str],
     note: str,
 ) -> str:
-    """The page.
-
-    Args:
-        step: label of the step.
-        head: short facts about the search.
-        search: result of the search.
-        rows: rows of the fronts, by kind of change.
-        commands: commands of the chosen plans, by kind of change.
-        note: text below the tables.
-    """
+    """The page."""
     return page.render(
         "tune",
         step=step,

@@ -75,7 +75,6 @@ class Search:
         """The fastest plan that fits and changes no more than `changes`.
 
         Args:
-            changes: one of `CHANGES`.
             certain: leave out plans that are above the limit by formula and were not compiled.
         """
         allowed = CHANGES[: CHANGES.index(changes) + 1]
@@ -104,11 +103,7 @@ def search(
     """Predict memory and time of all candidates by formula, and keep the fastest.
 
     Args:
-        run: the declared run.
-        chip: chip of its hardware.
-        batches: further batch sizes to try.
         uncertain: also keep plans above the limit by formula that the compiler may find to fit.
-        show: called with progress lines.
     """
     most = CERTAIN if uncertain else 1.0
     tried, kept = 0, []

@@ -79,11 +79,7 @@ class Architecture:
 
 
 def architecture(model: FolderModel) -> Architecture:
-    """The architecture of a model.
-
-    Raises:
-        InputError: no known architecture of llama.cpp computes the same.
-    """
+    """The architecture of a model."""
     name, config = model.architecture.name, model.config
     if name not in _KNOWN:
         raise InputError(

@@ -46,19 +46,8 @@ def write_gguf(
     Matrices are stored as `dtype`, vectors and learned positions as float32; a matrix whose rows do
     not divide into the blocks of 32 of q8_0 is stored as float16.
 
-    Args:
-        folder: path of the Hugging Face folder.
-        path: path of the file.
-        dtype: one of `TYPES`.
-        name: name of the model, which programs show.
-        ignore_keys: unknown keys of config.json to ignore.
-
     Returns:
         architecture, pre_tokenizer, composes (see `Vocabulary`), vocab_size, tensors, parameters
-        and bytes.
-
-    Raises:
-        InputError: the folder is incomplete, or llama.cpp would compute something else.
     """
     source = read_model(folder, ignore_keys)
     model = architecture(source)

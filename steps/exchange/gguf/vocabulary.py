@@ -75,13 +75,8 @@ def read_vocabulary(content: bytes, special: Mapping[str, Any], rows: int) -> Vo
     """The vocabulary of a model.
 
     Args:
-        content: contents of tokenizer.json.
         special: bos_token, eos_token and pad_token by name, as in tokenizer_config.json, or
             their ids (`..._id`), as in config.json.
-        rows: rows of the embedding.
-
-    Raises:
-        InputError: the file is not readable, or llama.cpp would encode a text as other ids.
     """
     tokenizer = _library(content)
     description = json.loads(tokenizer.to_str())  # complete, unlike the file
@@ -138,11 +133,7 @@ def _library(content: bytes) -> Tokenizer:
 
 
 def pre_type(description: Mapping[str, Any]) -> str:
-    """llama.cpp's name of the expression by which a tokenizer.json splits text.
-
-    Raises:
-        InputError: none gives the ids of the tokenizer.
-    """
+    """llama.cpp's name of the expression by which a tokenizer.json splits text."""
     model = description["model"]
     for name, allowed in _PLAIN_MODEL.items():
         if model.get(name) not in allowed:

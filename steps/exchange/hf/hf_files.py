@@ -74,14 +74,6 @@ def read_model(folder: str, ignore_keys: Collection[str] = ()) -> FolderModel:
 
     A head in the files that differs from the embedding is the model's, whether or not config.json
     ties the two.
-
-    Args:
-        folder: path of the folder.
-        ignore_keys: unknown keys of config.json to ignore.
-
-    Raises:
-        InputError: a file is missing or not readable, config.json has unsupported settings, or
-            tensors are missing, left over or of another shape or dtype.
     """
     architecture, config, positions = from_json(read_json(folder, "config.json"), ignore_keys)
     content = Tensors(folder)

@@ -57,18 +57,8 @@ class Export:
 def write_hf_folder(folder: str, export: Export) -> dict[str, Any]:
     """Write config.json, generation_config.json, safetensors and the tokenizer's files.
 
-    Args:
-        folder: URL of an empty or absent directory.
-        export: the model and its format.
-
     Returns:
         architecture, dtype, parameters ("ema" or "last"), files, bytes and tensors.
-
-    Raises:
-        InputError: no architecture computes the shape, the checkpoint is of another model, or
-            `AutoTokenizer` would give other ids.
-        CorruptOutput: files of the checkpoint are missing or changed.
-        StorageError: a store failed.
     """
     config = export.config
     check_choices("export", export.dtype, export.parameters)

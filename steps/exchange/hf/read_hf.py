@@ -82,14 +82,7 @@ def open_hf(folder: str, ignore_keys: Collection[str] = (), eos: str | None = No
     """The model in a folder, after checking all but the values of its tensors.
 
     Args:
-        folder: path of the folder.
-        ignore_keys: unknown keys of config.json to ignore.
         eos: name of the token that ends a document, instead of the folder's.
-
-    Raises:
-        InputError: a file is missing or not readable, config.json has unsupported settings, tensors
-            are missing, left over or of another shape or dtype, or the tokenizer has more ids than
-            the model.
     """
     found = read_model(folder, ignore_keys)
     try:
@@ -116,12 +109,7 @@ def open_hf(folder: str, ignore_keys: Collection[str] = (), eos: str | None = No
 
 
 def write_checkpoint(model: HfModel, path: str) -> None:
-    """Write the model's tensors as a checkpoint of step 0, in float32, one tensor at a time.
-
-    Raises:
-        InputError: a value is not finite, or a file cannot be read.
-        StorageError: the store failed.
-    """
+    """Write the model's tensors as a checkpoint of step 0, in float32, one tensor at a time."""
     writer = ModelWriter(path, model.config)
     for tensor in model.tensors:
         values = model.content.read(tensor.name)

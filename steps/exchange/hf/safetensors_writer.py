@@ -63,13 +63,7 @@ def write_shard(
     """Write one file; returns the number of bytes of its tensors.
 
     Args:
-        url: URL of the file.
-        tensors: the file's tensors, in order.
-        dtype: a key of `DTYPES`.
         pieces: returns the float32 values of a tensor, in row-major order.
-
-    Raises:
-        InputError: a value is not finite in the dtype.
     """
     code, kind = DTYPES[dtype]
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}

@@ -32,13 +32,7 @@ def write_tokenizer_files(
     """Write tokenizer.json, tokenizer_config.json and special_tokens_map.json.
 
     Args:
-        tokenizer: tokenizer of training.
-        folder: URL of the directory to write to.
         vocab_size: rows of the exported embedding; those beyond the tokenizer's ids are padding.
-        model_max_length: tokens of a sequence in training.
-
-    Raises:
-        InputError: the tokenizer has more ids than `vocab_size`.
     """
     if tokenizer.vocab_size > vocab_size:
         raise InputError(
@@ -100,13 +94,6 @@ def read_tokenizer_files(folder: str, eos: str | None = None) -> bytes:
     well-known name, and both have the ids of special tokens in generation_config.json or
     config.json, of several the first. What encoding inserts is a matter of tokenizer.json alone:
     beside it, transformers 5 ignores add_bos_token.
-
-    Args:
-        folder: path of the folder.
-        eos: name of EOS, instead of the folder's.
-
-    Raises:
-        InputError: a file is not readable, or `eos` is not in the vocabulary.
     """
     content = read_file(folder, "tokenizer.json")
     description = parse(content)

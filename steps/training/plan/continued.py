@@ -137,9 +137,6 @@ def check_state(arguments: Mapping[str, Any], take: str) -> None:
     Args:
         arguments: of a step that continues training, with the node `checkpoint`.
         take: "everything" (the whole state and the data order), "moments", or "model" (neither).
-
-    Raises:
-        InputError: names the setting.
     """
     checkpoint, optimizer, train = (arguments[n] for n in ("checkpoint", "optimizer", "train"))
     before = trainings(checkpoint)

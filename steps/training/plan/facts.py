@@ -32,9 +32,6 @@ def training_facts(node: Node, results: Results) -> Facts:
     """Size, memory, predicted speed, time and cost of a step that trains.
 
     With a refusal if the step cannot fit, or the compiler's check as `examine` if one is available.
-
-    Raises:
-        InputError: the run cannot be on its hardware, see `training.cost.resolved_run`.
     """
     run = declared_run(node, results)
     if run is None:
@@ -141,12 +138,7 @@ def _size(run: DeclaredRun) -> tuple[list[str], dict[str, Any]]:
 
 
 def _on_this_machine(run: DeclaredRun, activations: float) -> tuple[str, str]:
-    """A line about memory, and a refusal if the state is larger than this machine's memory.
-
-    Args:
-        run: on CPUs of this machine, which share its memory.
-        activations: their bytes on all devices, by a formula that was fitted to TPUs.
-    """
+    """A line about memory, and a refusal if the state is larger than this machine's memory."""
     state, available = memory.host_need(run), memory.host_memory()
     what = f"state and gradients {state / GIB:.2f} GiB, this machine has {available / GIB:.1f}"
     if state > available:

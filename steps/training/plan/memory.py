@@ -59,11 +59,7 @@ class Fit:
 def fit(
     model: TransformerConfig, optimizer: OptimizerConfig, train: TrainConfig, hardware: Hardware
 ) -> Fit:
-    """The memory of a train step on a device of `hardware`, which has a known kind of chip.
-
-    Raises:
-        InputError: model, batch or mesh do not divide over the devices.
-    """
+    """The memory of a train step on a device of `hardware`, which has a known kind of chip."""
     devices = devices_of(hardware)
     return fit_of(resolve_run(model, optimizer, train, devices).largest, devices)
 
@@ -78,7 +74,6 @@ def nearest(run: DeclaredRun, share: float = 1.0) -> list[str]:
     """The nearest changes of settings with which the step fits by formula, one per line.
 
     Args:
-        run: the run that does not fit.
         share: share of the limit to fill, below 1 if the compiler needed more than the formula.
     """
     found = []
