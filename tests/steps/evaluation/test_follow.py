@@ -12,6 +12,7 @@ import pytest
 
 from pipeline import Live, Result, StepContext, step
 from pipeline.errors import CorruptOutput, StoreUnavailable, WorkerLost
+from pipeline.events import Progress, Warned
 from pipeline.graph.live import Source
 from pipeline.graph.step import as_node
 from pipeline.store import storage
@@ -109,7 +110,7 @@ def test_the_newest_comes_first_and_none_comes_twice(trial):
     trial.desk = trial.fresh()
     assert trial.follow() is False
     assert trial.order == [30, 20, 10, 40]
-    notes = [event["note"] for event in trial.events if event["event"] == "progress"]
+    notes = [event.note for event in trial.events if isinstance(event, Progress)]
     assert notes[-1] == "validation loss 0.025"
 
 
@@ -120,8 +121,8 @@ def test_a_checkpoint_dropped_while_it_is_read_is_skipped_with_a_note(trial):
     trial.unreadable[20] = lambda: trial.made.drop(name(20), "1")
     assert trial.follow() is False
     assert trial.order == [20, 10]
-    (warning,) = [event for event in trial.events if event["event"] == "warning"]
-    assert "step 20 is skipped: deleted before it was scored" in warning["message"]
+    (warning,) = [event for event in trial.events if isinstance(event, Warned)]
+    assert "step 20 is skipped: deleted before it was scored" in warning.message
     assert list(trial.scores.finished("score/")) == ["score/00000010"]
 
 
@@ -183,7 +184,7 @@ def test_a_store_that_fails_for_a_moment_costs_no_checkpoint(trial, tmp_path):
     assert trial.order == [30] * MOST_FAILED_LOOKS + [20, 10, 10]
     assert len(trial.scores.finished("score/")) == 3
     assert trial.desk.skipped == {}
-    assert [event for event in trial.events if event["event"] == "warning"] == []
+    assert [event for event in trial.events if isinstance(event, Warned)] == []
 
 
 def test_a_checkpoint_dropped_while_the_store_fails_is_not_asked_for_again(trial):
@@ -244,8 +245,8 @@ def test_what_came_and_went_between_two_looks_is_listed(trial, tmp_path):
     assert trial.follow() is True
     assert trial.order == [60]
     assert sorted(trial.desk.skipped) == [10, 20, 30, 40, 50]
-    (warning,) = [event for event in trial.events if event["event"] == "warning"]
-    assert warning["message"].startswith("5 checkpoints are not scored, of steps 10, 20, 30")
+    (warning,) = [event for event in trial.events if isinstance(event, Warned)]
+    assert warning.message.startswith("5 checkpoints are not scored, of steps 10, 20, 30")
 
 
 @pytest.mark.parametrize(
