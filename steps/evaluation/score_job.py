@@ -63,15 +63,8 @@ def score_job(
     """The job of a `Scorer` on the held-out splits of a token cache.
 
     Args:
-        tokens, splits: the cache, and names of its splits.
-        tokenizer: tokenizer of the prompts; None without prompts.
-        model, train: configurations of the model and of its training.
         sequences: number of sequences of each split, spread over it; None for all.
-        also: generated samples.
         batch_size: sequences per batch; None for that of evaluations during training.
-
-    Raises:
-        InputError: the cache has no such split, or no split is named.
     """
     from training.config.job import Prompts
     from training.evaluate.checkpoint_scorer import ScoreJob
