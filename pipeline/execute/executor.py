@@ -106,10 +106,12 @@ class Execution:
 
     def look(self) -> list[Node]:
         """Read the store; returns the nodes that must run, inputs first."""
+        # What is there, patiently: a store that does not answer now may in a minute.
         insist = partial(self._errands.insist, sleep=self._sleep)
         seen = insist(self._store.prefix, partial(read_state, self.order, self._store))
         self._listings = seen.listings
         self.notes = [note for node in self.order for note in source_notes(node, seen)]
+        # What must run, and why; what it replaces is no output from now on.
         needed = decide(self.targets, self.order, seen, self._choice, self._retry_command)
         for node in needed:
             state, key = self._states[node.key], node.key
@@ -117,6 +119,7 @@ class Execution:
             seen.found.pop(key, None)
             why = "--force" if state.forced else seen.stale.get(key) or seen.corrupt.get(key)
             self._reasons[key] = why or NOT_BUILT
+        # The others are hits, and their outputs this run's.
         for node in self.order:
             if node.key in seen.found:
                 found = insist(node.label, partial(reuse, self._store, node, seen))
@@ -154,12 +157,15 @@ class Execution:
         running, waiting = self._states.among(Phase.RUNNING), self._states.among(Phase.WAITING)
         stopped = False
         while running or self._errands or (waiting and self._going()):
+            # A stop is passed on once; what runs then may take long to save and end.
             if self._stop.is_set() and not stopped:
                 stopped = True
                 backend.stop()
+            # The store's answers come first: a published input lets its users start.
             self._errands.poll()
             if self._going():
                 self._start(backend)
+            # A step's last events are read before its outcome, which follows from them.
             for request, outcome in backend.poll():
                 self._drain(backend)
                 self._settle(self._states[request.key], outcome, backend)
