@@ -177,9 +177,20 @@ _decoder = msgspec.json.Decoder(Event, strict=False)
 _encoder = msgspec.json.Encoder(enc_hook=str)
 
 
-def to_line(event: Event) -> bytes:
-    """An event as a line of a log: null stands for NaN and infinity, text for what JSON lacks."""
-    return _encoder.encode(event) + b"\n"
+def encode(value: Any) -> bytes:
+    """JSON: null for NaN and infinity, text for what JSON lacks, "?" for what UTF-8 lacks."""
+    try:
+        return _encoder.encode(value)
+    except UnicodeEncodeError:  # such as of a file's name
+        return _encoder.encode(_in_utf8(msgspec.to_builtins(value, enc_hook=str)))
+
+
+def _in_utf8(tree: Any) -> Any:
+    if isinstance(tree, dict):
+        return {_in_utf8(name): _in_utf8(part) for name, part in tree.items()}
+    if isinstance(tree, list):
+        return [_in_utf8(part) for part in tree]
+    return tree.encode("utf-8", "replace").decode() if isinstance(tree, str) else tree
 
 
 def from_line(line: bytes) -> Event:

@@ -74,7 +74,7 @@ class EventLog:
                     self.emit(events.ListenerLost(name, cause))
 
     def _keep(self, event: Event) -> None:
-        line, key, now = events.to_line(event), event.key, time.monotonic()
+        line, key, now = events.encode(event) + b"\n", event.key, time.monotonic()
         if isinstance(event, events.Progress):
             if now - self._kept.get(key, -_PROGRESS_SECONDS) < _PROGRESS_SECONDS:
                 self._latest[key] = line

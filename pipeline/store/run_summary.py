@@ -11,8 +11,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import msgspec
-
+from pipeline.events import encode as encode_json
 from pipeline.store import process, storage
 from pipeline.store.parallel import concurrently
 
@@ -49,7 +48,7 @@ def load_summary(prefix: str, run: str) -> dict[str, Any]:
 def encode(record: Any, read: int) -> bytes:
     """The summary that a driver writes: a record, which the first `read` bytes of its log say."""
     summary = {"process": process.this(), "read": read, "record": record}
-    return msgspec.json.encode(summary, enc_hook=str)
+    return encode_json(summary)
 
 
 def save(prefix: str, run: str, summary: bytes) -> None:

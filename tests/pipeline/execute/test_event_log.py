@@ -63,3 +63,15 @@ def test_progress_is_thinned_in_the_log_and_its_last_word_is_kept(tmp_path):
     assert [k for k in kept if k[0] == "a"][-2:] == [("a", 99), ("a", None)]
     assert ("b", 99) in kept
     assert len(kept) < 20
+
+
+def test_what_json_and_utf_8_lack_ends_no_run(tmp_path):
+    """A name of a file that is no text, a number that is none: they are in log and summary."""
+    log = EventLog(str(tmp_path), "r", [])
+    log.emit(events.RunStarted(settings={"path": tmp_path, "rate": float("nan")}))
+    log.protect()
+    log.emit(events.Failed("no file \udcff", key="k"))
+    log.close()
+    found = record.read(str(tmp_path), "r")
+    assert found.settings == {"path": str(tmp_path), "rate": None}
+    assert (found.torn, found.steps["k"].cause) == (0, "no file ?")
