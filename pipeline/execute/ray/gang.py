@@ -251,6 +251,7 @@ def _collect(
     while pending:
         look = _LOOK_AGAIN_SECONDS if first else _LOOK_SECONDS
         ready, pending = ray.wait(pending, num_returns=1, timeout=look)
+        # Nobody has returned: is one unresponsive, and may an error be raised that came before?
         if not ready:
             asked = time.monotonic()
             body = heartbeats[0].partition("/")[0]
@@ -258,13 +259,14 @@ def _collect(
                 continue
             if lost := watch.lost(ages, waited_for):
                 indices = ", ".join(sorted(name.rpartition("/")[2] for name in lost))
-                silent = f"{_name(indices, hardware)} stopped responding"
+                what = f"{_name(indices, hardware)} stopped responding"
                 if _hosts_lost([actors[heartbeats.index(name)] for name in lost], False):
-                    raise Preempted(f"{silent}: a host was lost")
-                raise _lost(silent, first)
+                    raise Preempted(f"{what}: a host was lost")
+                raise _lost(what, first)
             if first and first.stands(ages, waited_for, asked, watch.seconds):
                 break
             continue
+        # One has returned, or Ray says that it is lost.
         index = answers.index(ready[0])
         waited_for.pop(heartbeats[index])
         try:

@@ -110,15 +110,18 @@ class RayWorkers:
         waiting, running, look_at, limit = deque(tasks), dict[Any, _Running](), 0.0, 1
         stopped = False  # a shard's worker may receive the cancellation before this step does
         while running or (waiting and not (stopped or self.stopping)):
+            # Now and then: workers that do not respond, and nodes that joined or left.
             if time.monotonic() > look_at:
                 waiting.extendleft(self._given_up(running, emit))
                 look_at = time.monotonic() + _LOOK_SECONDS
-                limit = self._most()  # again, as nodes join and leave a cluster
+                limit = self._most()
+            # Some tasks wait at the cluster, so that no core does.
             while waiting and len(running) < limit and not (stopped or self.stopping):
                 task = waiting.popleft()
                 running.update([self._begin(task)])
             if not running:
                 continue  # cancelled since the loop's condition was evaluated
+            # A shard, an error of its writer, which is the step's, or a worker that was lost.
             for reference in ended(list(running), _LOOK_SECONDS):
                 done = running.pop(reference)
                 try:
