@@ -120,12 +120,8 @@ def _command_line() -> list[str]:
     name = os.path.basename(program)
     if name == "ponente":
         return [name if shutil.which(name) == program else program, *arguments]
-    return [_shortest(sys.executable), program, *arguments]
-
-
-def _shortest(path: str) -> str:
-    relative = os.path.relpath(path)
-    return relative if len(relative) < len(path) else path
+    python = min(os.path.relpath(sys.executable), sys.executable, key=len)
+    return [python, program, *arguments]
 
 
 def file_among(words: Iterable[str]) -> list[str]:

@@ -210,9 +210,10 @@ class Execution:
         candidates.update((state.node.key, state) for state in later)
 
     def _ready(self, node: Node) -> bool:
+        states, late = self._states, self._states[node.key].late
         return all(
-            (child.key in self.published and not self._states[child.key].unsettled)
-            or (name in node.live and self._states.may_follow(node, child))
+            (child.key in self.published and not states[child.key].unsettled)
+            or (name in node.live and states[child.key].at_work and not late)
             for name, child in node.inputs.items()
         )
 

@@ -165,9 +165,6 @@ class States(dict[str, NodeState]):
         keys = [node.inputs[name].key for name in node.live]
         return any(key not in published and self[key].phase is not Phase.FAILED for key in keys)
 
-    def may_follow(self, node: Node, child: Node) -> bool:
-        return self[child.key].at_work and not self[node.key].late
-
     def apply(self, state: NodeState, event: Event) -> None:
         """Update the state of a step for an event of its worker; its followers may start then."""
         if isinstance(event, events.Started):

@@ -130,8 +130,8 @@ class RayWorkers:
                         sys.stdout.write(f"{shard.name}: {line}\n")  # to the log of this step
                     yield shard
                 except RayTaskError as error:
-                    if not isinstance(cause := _cause(error), Cancelled):
-                        raise cause from error
+                    if not isinstance(error.cause, Cancelled):
+                        raise error.cause or error from error
                     stopped = True
                     waiting.append(done.task)
                 except RayError as error:
@@ -197,7 +197,3 @@ class RayWorkers:
         stamp = {"step": request.label, "key": request.key}
         reports = Reports(self._collector, stamp, logs, request.packages, request.environment)
         return run_gang(hardware, function, job, emit, reports, self._heartbeat, self._wait)
-
-
-def _cause(error: RayTaskError) -> BaseException:
-    return error.cause if isinstance(error.cause, BaseException) else error
