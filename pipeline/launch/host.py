@@ -103,11 +103,7 @@ class Host:
 
 
 def find(hardware: str, worker: str, name: str, slice_id: str = "") -> Host:
-    """This host, from the arguments (empty if not given), the environment and the metadata.
-
-    Raises:
-        InputError: a necessary fact is in no source, or two sources differ.
-    """
+    """This host, from the arguments (empty if not given), the environment and the metadata."""
     given = {"worker id": worker, "slice id": slice_id}
     if hardware and (named := pod(hardware)).kind == "tpu":
         given |= {"topology": named.topology, "type": accelerator_type(named)}
@@ -154,17 +150,14 @@ def _number(fact: str, facts: Mapping[str, str], count: int, wanted: Hardware) -
 def check_chips(host: Host, devices: str = "/dev", seconds: float = 60.0) -> None:
     """Return once this machine shows its chips; `InputError` if not within `seconds` of a boot."""
     patterns, deadline = _DEVICES[host.hardware.kind], time.monotonic() + seconds
-    while True:
-        seen = max(len(glob.glob(os.path.join(devices, pattern))) for pattern in patterns)
-        if seen == host.hardware.devices_per_process:
-            return
+    wanted = host.hardware.devices_per_process
+    while (seen := max(len(glob.glob(f"{devices}/{each}")) for each in patterns)) != wanted:
         if time.monotonic() >= deadline:
-            break
+            raise InputError(
+                f"{host} cannot join: expected {wanted} chips, this machine shows {seen} under "
+                f"{devices}; recreate it, or end the process that holds them"
+            )
         time.sleep(1.0)
-    raise InputError(
-        f"{host} cannot join: expected {host.hardware.devices_per_process} chips, this machine "
-        f"shows {seen} under {devices}; recreate it, or end the process that holds them"
-    )
 
 
 def software() -> tuple[dict[str, str], float]:

@@ -182,11 +182,7 @@ class Hosts:
         self._since = 0.0  # when the first host was seen after none was
 
     def look(self) -> set[int]:
-        """The numbers of the hosts that are there; new ones are compared with the head.
-
-        Raises:
-            InputError: a host's software or clock differs, or its number is none of these.
-        """
+        """The numbers of the hosts that are there; `InputError` if a new one differs."""
         found = alive()
         nodes = {node: about for node, about in found.items() if node in self._nodes}
         for node, answer in on_each(found.keys() - nodes.keys(), _TASK_SECONDS, software):
@@ -212,15 +208,12 @@ class Hosts:
         return numbers
 
     def wait(self, seconds: float, first: float, check: Callable[[], None]) -> None:
-        """Return once every host has joined.
+        """Return once every host has joined; `InputError` at a deadline.
 
         Args:
             seconds: the deadline, from when the first host is there.
             first: the deadline of the first host.
             check: raises if waiting is of no use.
-
-        Raises:
-            InputError: at a deadline, or for a host that cannot join.
         """
         begun, joined = time.monotonic(), 0.0
         while True:
