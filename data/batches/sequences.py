@@ -82,15 +82,11 @@ class SequenceReader:
         begin = 0
         # Aligned rows between the few joined ones are read directly into `out`, without a copy.
         for place in np.flatnonzero(self._is_joined[segments]).tolist():
-            self._read_aligned(starts[begin:place], out[begin:place])
+            self._tokens.read(starts[begin:place], self.length, out[begin:place])
             self._read_joined(int(segments[place]), int(rows[place]), out[place])
             begin = place + 1
-        self._read_aligned(starts[begin:], out[begin:])
+        self._tokens.read(starts[begin:], self.length, out[begin:])
         return out
-
-    def _read_aligned(self, starts: np.ndarray, out: np.ndarray) -> None:
-        if len(starts):
-            self._tokens.read(starts, self.length, out)
 
     def _read_joined(self, segment: int, row: int, out: np.ndarray) -> None:
         position = (row - int(self._begins[segment])) * self.length

@@ -81,27 +81,20 @@ class _SplitWriter:
         }
 
 
-class _Splits:
-    def __init__(self, directory: str, keep_hashes: bool, stack: ExitStack) -> None:
-        self._directory = directory
-        self._keep_hashes = keep_hashes
-        self._stack = stack
-        self._writers: dict[str, _SplitWriter] = {}
+class _Splits(dict[str, _SplitWriter]):
+    """A writer for each split that has a document."""
 
-    def write(
-        self,
-        split: str,
-        batch: pa.RecordBatch,
-        places: np.ndarray | None = None,
-        apart: bool = False,
-    ) -> None:
-        if split not in self._writers:
-            self._writers[split] = _SplitWriter(self._directory, split, self._keep_hashes)
-            self._stack.enter_context(self._writers[split].table)
-        self._writers[split].write(batch, places, apart)
+    def __init__(self, directory: str, keep_hashes: bool, stack: ExitStack) -> None:
+        self._new = lambda split: _SplitWriter(directory, split, keep_hashes)
+        self._stack = stack
+
+    def __missing__(self, split: str) -> _SplitWriter:
+        self[split] = self._new(split)
+        self._stack.enter_context(self[split].table)
+        return self[split]
 
     def finish(self) -> dict[str, dict[str, Any]]:
-        return {split: writer.finish() for split, writer in self._writers.items()}
+        return {split: writer.finish() for split, writer in self.items()}
 
 
 def sample_units(
@@ -143,7 +136,7 @@ def sample_units(
                 places = document_hash(batch.column("id"), seed)
                 for name, kept in _by_split(batch, places, splits, dropped):
                     found = batch.take(pa.array(kept)).select(SCHEMA.names)
-                    out.write(name, found, places[kept], apart=files)
+                    out[name].write(found, places[kept], apart=files)
         counts = out.finish()
     dropped |= {reason: tally[reason] for reason in (NULL, INVALID) if tally[reason]}
     return {
@@ -174,7 +167,7 @@ def drop_rows(source: str, lost: dict[str, np.ndarray], directory: str) -> dict[
                 inside = np.arange(first, first + batch.num_rows)
                 kept = np.flatnonzero(~np.isin(inside, rows))
                 if len(kept):
-                    out.write(split, batch.take(pa.array(kept)))
+                    out[split].write(batch.take(pa.array(kept)))
                 counts = batch.column("token_count").to_numpy()
                 tokens += int(counts.sum() - counts[kept].sum())
                 first += batch.num_rows

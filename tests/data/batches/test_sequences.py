@@ -24,6 +24,7 @@ class Listed:
     def read(self, starts, length, out=None):
         self.asked += [(start, length) for start in starts.tolist()]
         found = np.array([self.joined[start : start + length] for start in starts], np.int32)
+        found = found.reshape(len(starts), length)
         if out is None:
             return found
         assert out.flags.c_contiguous

@@ -85,25 +85,6 @@ def test_a_shard_that_is_not_what_was_said_is_refused(shards, tokens, vocab_size
         TokenArray([shard], vocab_size).read(np.array([0]), 10)
 
 
-def test_threads_share_an_array(shards):
-    """Eight threads that open and read the same shards at once all see the same tokens."""
-    directories, every = shards
-    array, wrong = TokenArray(directories, 500), []
-
-    def reader(seed):
-        starts = np.random.default_rng(seed).integers(0, len(every) - 300, 20)
-        for start, window in zip(starts, array.read(starts, 300), strict=True):
-            if not np.array_equal(window, every[start : start + 300]):
-                wrong.append(start)
-
-    threads = [threading.Thread(target=reader, args=(seed,)) for seed in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
-
-
 def _written(directory, size=5000, seed=0, **more):
     """A shard of one document of `size` - 1 random ids and the EOS; and its tokens."""
     ids = np.random.default_rng(seed).integers(1, 500, size - 1).astype(np.uint32)
