@@ -17,7 +17,7 @@ from data.read.arrow_strings import count_by_length
 from data.read.byte_ranges import FileState
 from data.read.parquet_file import RowGroup, open_parquet
 from data.read.retry import redact
-from data.read.unit import BATCH_BYTES, BATCH_ROWS, UNKNOWN, Fields, Rows, Unit
+from data.read.unit import BATCH_BYTES, BATCH_ROWS, Fields, Rows, Unit
 from data.read.values import converted, is_text, joined, pieces
 from pipeline.errors import InputError
 
@@ -88,20 +88,8 @@ def unit_of(url: str, state: FileState, schema: pa.Schema, fields: Fields) -> Un
             "write it as int64, or leave the column out"
         )
     numeric = schema.names.count(score) == 1 and _is_number(schema.field(score).type)
-    return Unit(
-        file=url,
-        row_groups=(0,),
-        rows=UNKNOWN,
-        text_bytes=state.size,
-        id=id,
-        text=text,
-        counted=bool(counted),
-        score=score if numeric else None,
-        size=state.size,
-        version=state.version,
-        skip_nulls=fields.skip_nulls,
-        skip_invalid=fields.skip_invalid,
-    )
+    columns = {"id": id, "counted": bool(counted), "score": score if numeric else None}
+    return Unit.of(url, state, fields, **columns)
 
 
 def _is_number(kind: pa.DataType) -> bool:

@@ -17,7 +17,7 @@ from data.read.arrow_strings import count_by_length
 from data.read.byte_ranges import FileState
 from data.read.formats import compression, open_stream
 from data.read.retry import redact
-from data.read.unit import BATCH_BYTES, BATCH_ROWS, MOST_TEXT, UNKNOWN, Fields, Rows, Unit
+from data.read.unit import BATCH_BYTES, BATCH_ROWS, MOST_TEXT, Fields, Rows, Unit
 from pipeline.errors import InputError
 
 _BLOCK = 4 << 20
@@ -43,24 +43,21 @@ def cut(url: str, state: FileState, fields: Fields, target_bytes: int) -> list[U
         return []
     packed = compression(url)
     step = state.size if packed else max(target_bytes, 1)
-    name = fields.id or ("id" if "id" in keys else None)
+    columns = {
+        "id": fields.id or ("id" if "id" in keys else None),
+        "counted": "token_count" in keys,
+        "score": fields.score if fields.score in keys else None,
+    }
     return [
-        Unit(
-            file=url,
-            row_groups=(0,),
-            rows=UNKNOWN,
-            text_bytes=(min(begin + step, state.size) - begin) * (_PACKED if packed else 1),
-            id=name,
-            text=fields.text,
-            counted="token_count" in keys,
-            score=fields.score if fields.score in keys else None,
-            size=state.size,
-            version=state.version,
+        Unit.of(
+            url,
+            state,
+            fields,
             kind="lines",
+            text_bytes=(min(begin + step, state.size) - begin) * (_PACKED if packed else 1),
             begin=begin,
             end=0 if packed else begin + step,
-            skip_nulls=fields.skip_nulls,
-            skip_invalid=fields.skip_invalid,
+            **columns,
         )
         for begin in range(0, max(state.size, 1), max(step, 1))
     ]

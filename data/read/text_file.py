@@ -18,21 +18,9 @@ _PACKED = 4  # typical compression ratio of text
 def cut(url: str, state: FileState, fields: Fields, target_bytes: int) -> list[Unit]:
     """The file as its only unit."""
     del target_bytes
-    return [
-        Unit(
-            file=url,
-            row_groups=(0,),
-            rows=1,
-            text_bytes=state.size * (_PACKED if compression(url) else 1),
-            id=None,
-            counted=False,
-            size=state.size,
-            version=state.version,
-            kind="text",
-            skip_nulls=fields.skip_nulls,
-            skip_invalid=fields.skip_invalid,
-        )
-    ]
+    size = state.size * (_PACKED if compression(url) else 1)
+    about = {"kind": "text", "rows": 1, "text_bytes": size, "text": "text", "id": None}
+    return [Unit.of(url, state, fields, **about, counted=False)]
 
 
 def read(units: Sequence[Unit], columns: Sequence[str]) -> Iterator[Rows]:

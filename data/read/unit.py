@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from data.read.byte_ranges import FileState
 
 BATCH_ROWS = 1024
 BATCH_BYTES = 16 << 20  # most bytes of text in one batch, unless one document is longer
@@ -63,6 +65,21 @@ class Unit:
     end: int = 0
     skip_nulls: bool = False
     skip_invalid: bool = False
+
+    @classmethod
+    def of(cls, url: str, state: FileState, fields: Fields, **more: Any) -> Unit:
+        """A whole file, or what `more` says is different."""
+        about: dict[str, Any] = {
+            "row_groups": (0,),
+            "rows": UNKNOWN,
+            "text_bytes": state.size,
+            "size": state.size,
+            "version": state.version,
+            "text": fields.text,
+            "skip_nulls": fields.skip_nulls,
+            "skip_invalid": fields.skip_invalid,
+        }
+        return cls(file=url, **about | more)
 
 
 class Rows(NamedTuple):

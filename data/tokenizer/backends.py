@@ -120,30 +120,19 @@ def fast_encoder(content: bytes, backend: Backend, *, parallel: bool = False) ->
     if backend == "tokenizers":
         return None
     if unknown := unknown_part(json.loads(content)):
-        if backend == "fastokens":
-            raise InputError(
-                "backend='fastokens': it is not known to give the ids of tokenizers with "
-                f"{unknown}; use backend='auto'"
-            )
-        logger.info("fastokens is not used with %s: using tokenizers only", unknown)
-        return None
-    try:
-        return FastEncoder(content, parallel=parallel)
-    except ImportError as error:
-        if backend == "fastokens":
-            raise InputError(
-                "backend='fastokens': it is not installed; install the extra `fast`, or use "
-                "backend='auto'"
-            ) from error
-        return None
-    except BaseException as error:
-        raise_unless_native(error)
-        if backend == "fastokens":
-            raise InputError(
-                f"backend='fastokens': it cannot read this tokenizer: {error}; use backend='auto'"
-            ) from error
-        logger.info("fastokens cannot read this tokenizer (%s): using tokenizers only", error)
-        return None
+        why = f"it is not known to give the ids of tokenizers with {unknown}"
+    else:
+        try:
+            return FastEncoder(content, parallel=parallel)
+        except ImportError:
+            why = "it is not installed; install the extra `fast`"
+        except BaseException as error:  # noqa: BLE001 - a panic in Rust is no Exception
+            raise_unless_native(error)
+            why = f"it cannot read this tokenizer: {error}"
+    if backend == "fastokens":
+        raise InputError(f"backend='fastokens': {why}, or use backend='auto'")
+    logger.info("tokenizers encodes alone, not fastokens: %s", why)
+    return None
 
 
 class CheckedEncoder:
