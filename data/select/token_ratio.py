@@ -109,8 +109,8 @@ def probe(
 
 
 def _lengths(texts: list[pa.Array], tokenizer: TextTokenizer) -> np.ndarray:
-    """int64: number of ids of each text, as tokenising gives."""
-    encoder = tokenizer.checked()
+    """int64: number of ids of each text, by the reference: they decide what a sample holds."""
+    encoder = tokenizer.checked("tokenizers")
     found = [lengths for _, lengths in tokenizer.encode_documents(texts, encoder)]
     return np.concatenate(found) + (tokenizer.bos_id != tokenizer.eos_id)
 
