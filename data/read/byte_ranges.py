@@ -23,7 +23,7 @@ from fsspec.asyn import sync
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.spec import AbstractBufferedFile
 
-from data.read.retry import Answered, NotThere, TryAgain, redact, run_with_timeout, with_retries
+from data.read.retry import Answered, NotThere, TryAgain, redact, with_retries
 from data.source import PYTHON_DOCS
 from pipeline.errors import InputError
 from pipeline.store import storage
@@ -65,9 +65,7 @@ def file_state(url: str) -> FileState:
                 f"{url}: expected a file, found a pipe or a device; write a file of it"
             )
         return _local_state(stat)
-    state = state_of(
-        with_retries(url, lambda left: run_with_timeout(left, lambda: info(fs, path, left)))
-    )
+    state = state_of(with_retries(url, lambda left: info(fs, path, left), blocks=True))
     if state is None:
         raise InputError(f"{redact(url)}: the server does not give the file's size; copy the file")
     return state

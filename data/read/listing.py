@@ -9,7 +9,6 @@ needed.
 
 from __future__ import annotations
 
-import functools
 import glob
 import os
 import re
@@ -24,7 +23,7 @@ from fsspec.implementations.local import LocalFileSystem
 from data.read.byte_ranges import WEB, FileState, file_state, info, protocol, state_of
 from data.read.formats import READ, is_document_file, kind_by_name
 from data.read.local_digest import digest_files
-from data.read.retry import redact, run_with_timeout, with_retries
+from data.read.retry import redact, with_retries
 from data.source import PYTHON_DOCS, check_documentation
 from pipeline.errors import InputError
 from pipeline.identity.listing import ListedFile, Listing
@@ -144,9 +143,7 @@ def _remote_file(fs: Any, name: str, match: _Match, seconds: float) -> ListedFil
     path, about = match
     if about is None:
         url = fs.unstrip_protocol(path)
-        about = with_retries(
-            url, lambda left: run_with_timeout(left, lambda: info(fs, path, left)), seconds
-        )
+        about = with_retries(url, lambda left: info(fs, path, left), seconds, blocks=True)
     if lfs := about.get("lfs"):
         digest = f"sha256 {lfs['sha256']}"
     else:
@@ -170,8 +167,9 @@ def _find(
         fs.invalidate_cache()
     files, folders = with_retries(
         f"source {source!r}",
-        lambda left: run_with_timeout(left, lambda: _matches(fs, path, left, accept)),
+        lambda left: _matches(fs, path, left, accept),
         None if end is None else max(end - time.monotonic(), 1.0),
+        blocks=True,
     )
     if not files:
         found = f", but {len(folders)} folders or other files do" if folders else ""
@@ -187,8 +185,10 @@ def _filesystem(source: str, seconds: float | None) -> tuple[Any, str]:
     if seconds is None or storage.is_local(source):
         return storage.filesystem(source)
     # A shorter limit for the client, so that its own error arrives before the timeout.
-    found = functools.partial(storage.filesystem, source, 0.8 * seconds)
-    return with_retries(f"source {source!r}", lambda left: run_with_timeout(left, found), seconds)
+    limit = 0.8 * seconds
+    return with_retries(
+        f"source {source!r}", lambda _: storage.filesystem(source, limit), seconds, blocks=True
+    )
 
 
 def _matches(fs: Any, path: str, left: float, accept: Accept) -> tuple[list[_Match], list[str]]:
@@ -301,9 +301,7 @@ def _resolve_branch(source: str, seconds: float) -> tuple[str, str, str]:
             place.id, repo_type=place.type, revision=place.revision, timeout=left
         ).sha
 
-    place, commit = with_retries(
-        f"source {source!r}", lambda left: run_with_timeout(left, lambda: ask(left)), seconds
-    )
+    place, commit = with_retries(f"source {source!r}", ask, seconds, blocks=True)
     kind = {"dataset": "datasets/", "space": "spaces/"}.get(place.type, "")
     pinned = f"hf://{kind}{place.id}@{commit}/{place.path_in_repo}"
     return pinned, place.revision or "main", commit

@@ -21,6 +21,7 @@ from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
+from functools import partial
 from typing import TypeVar
 
 from pipeline.errors import InputError, PonenteError, StorageError, StoreUnavailable
@@ -76,12 +77,19 @@ def redact(text: str) -> str:
     return re.sub(r"\b(hf_|(?i:bearer)\s+)[\w.~+/=-]{6,}", r"\1...", text)
 
 
-def with_retries(what: str, action: Callable[[float], _T], seconds: float | None = None) -> _T:
+def with_retries(
+    what: str,
+    action: Callable[[float], _T],
+    seconds: float | None = None,
+    *,
+    blocks: bool = False,
+) -> _T:
     """The result of `action(seconds left)`, retried while its errors are transient.
 
     Args:
         what: the request's name in messages, such as "hf://...: bytes 0-99"; it is redacted.
         seconds: deadline of all retries; None or more than `patience()` means `patience()`.
+        blocks: the client may ignore the seconds left; see `run_with_timeout`.
 
     Raises:
         InputError: not permitted, missing (`NotThere`), not a URL, or the hub's client is offline.
@@ -98,7 +106,8 @@ def with_retries(what: str, action: Callable[[float], _T], seconds: float | None
     )
     while True:
         try:
-            found = action(max(attempts.left, 0.05))
+            left = max(attempts.left, 0.05)
+            found = run_with_timeout(left, partial(action, left)) if blocks else action(left)
             attempts.succeeded()
             return found
         except StoreUnavailable as error:

@@ -144,25 +144,6 @@ def test_a_null_is_named_by_file_row_group_and_row(tmp_path, column):
         read_all(units, ["id", "text", "token_count"])
 
 
-@pytest.mark.parametrize("column", ["text", "id"])
-def test_what_is_not_utf8_is_named(tmp_path, column):
-    """Arrow itself would hand it on; NUL and every character of Unicode are text."""
-    values = [b"a\0b", "\U0010ffff".encode()] * 3000
-    path = tmp_path / "x.parquet"
-    for row in (None, 4500):
-        if row is not None:
-            values[row] = b"caf\xe9"
-        strings = pa.array(values, pa.binary()).view(pa.string())
-        table = pa.table({"id": ["i"] * 6000, "text": ["t"] * 6000})
-        place = table.schema.get_field_index(column)
-        pq.write_table(table.set_column(place, column, strings), path, row_group_size=3000)
-        units = work_units.list_units(str(path))
-        if row is None:
-            assert read_all(units, [column])[column].to_pylist() == [v.decode() for v in values]
-    with pytest.raises(InputError, match=r"row group 1, row 1500 .*not UTF-8 \(byte 3\)"):
-        read_all(units, [column])
-
-
 @pytest.mark.parametrize("count", [-1, 1000, 1 << 62])
 def test_an_impossible_count_is_refused(tmp_path, count):
     """Below zero, or more tokens than there are bytes of text, would corrupt every budget."""
@@ -192,32 +173,6 @@ def test_a_count_that_its_text_cannot_have_is_refused_when_the_text_is_read(tmp_
         match=r"(row 4 .*|line at byte [\d,]+): expected .* of 0 to 75, found 10,000;",
     ):
         read_all(units, ["text", "token_count"])
-
-
-def good_bytes():
-    sink = pa.BufferOutputStream()
-    pq.write_table(rows(200), sink)
-    return sink.getvalue().to_pybytes()
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"",
-        b"<html>not found</html>",
-        good_bytes()[:-1],
-        good_bytes()[: len(good_bytes()) // 2],
-        good_bytes()[-100:],
-        b"PAR1" + bytes(40) + b"PAR1",
-    ],
-    ids=["empty", "html", "cut", "half", "footer", "zeros"],
-)
-def test_what_is_not_parquet_is_named(tmp_path, content):
-    """A bad file among good ones is an InputError with its name."""
-    (tmp_path / "a.parquet").write_bytes(good_bytes())
-    (tmp_path / "b.parquet").write_bytes(content)
-    with pytest.raises(InputError, match=r"b\.parquet"):
-        work_units.list_units(f"{tmp_path}/*.parquet")
 
 
 @pytest.mark.parametrize(
