@@ -157,6 +157,7 @@ class TokenArray:
         own, width = self._own, out.shape[1] // CHUNK
         records, checksums, tokens = own.records, own.checksums, own.tokens
         together = _AT_ONCE // width
+        # As many rows as the buffer takes: read them, check them in one go, copy them out.
         for row in range(0, len(shards), together):
             group, used = [], 0
             for shard, begin in zip(shards[row : row + together], begins[row:], strict=False):
@@ -179,6 +180,7 @@ class TokenArray:
             else:
                 parts.append([piece])
         self._load_heads({part[0].shard for part in parts})
+        # Read as many chunks as the buffer takes, check them in one go, copy them out, go on.
         used, group = 0, list[tuple[list[_Piece], int]]()
         for part, fill in zip(parts, self._request(parts), strict=True):
             count = part[0].last - part[0].first

@@ -106,6 +106,7 @@ def write_shard(
     lengths = [np.zeros(1, np.int64)]
     counts = np.zeros(vocab_size, np.int64)
     for ids, batch_lengths in documents:
+        # Frame each document of the batch: BOS before it where that is not EOS, EOS behind it.
         _check_ids(ids, vocab_size, eos_id, directory)
         block = ids.astype(dtype, copy=False)
         if bos_id is not None and bos_id != eos_id:
@@ -113,6 +114,7 @@ def write_shard(
             block, batch_lengths = np.insert(block, starts, bos_id), batch_lengths + 1
         if eos_id is not None:
             block = _with_eos(block, batch_lengths, eos_id)
+        # Count and digest it now; tokens of all batches are joined once, at the end.
         counts += np.bincount(block, minlength=vocab_size)
         blocks.append(block)
         digest.update(np.ascontiguousarray(block).data)

@@ -117,6 +117,7 @@ def thresholds(
         message = too_much(name, budget, asked, down.total - held, down.total)
         raise InputError(f"{message}{cause}")
 
+    # Held-out splits, each below the one before: from the end of the hash range downwards.
     for name, asked in budget.splits:
         if not asked:
             continue
@@ -125,6 +126,7 @@ def thresholds(
         first, held = down.threshold_for(held + asked)
         splits.append((name, first, last))
         last = first - 1
+    # Train: what they leave, or its own budget from the beginning upwards.
     left = down.total - held
     if budget.train == ALL_THAT_IS_LEFT:
         if left <= 0:

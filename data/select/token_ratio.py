@@ -80,6 +80,7 @@ def probe(
     Of the rows read, the ones with the smallest document hashes are chosen, up to about
     `most_bytes` of text but at least one, so a document's place in its file has no influence.
     """
+    # The first rows of the first units that have any.
     found: list[pa.RecordBatch] = []
     rows = 0
     for unit in units:
@@ -92,6 +93,7 @@ def probe(
             break
     if not rows:
         return Cluster(documents=0, counted=0, tokens=0, squares=(0, 0, 0))
+    # Of them the smallest hashes, as many as the limit of bytes allows.
     table = pa.Table.from_batches(found)
     hashes = document_hash(table.column("id").combine_chunks(), seed)
     order = np.argsort(hashes, kind="stable")[:DOCUMENTS]

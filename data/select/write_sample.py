@@ -129,6 +129,7 @@ def sample_units(
     tally = Counter[str]()
     with ExitStack() as stack:
         out = _Splits(directory, keep_hashes, stack)
+        # Text files share batches, and their rows are written one by one, as if they did not.
         for files, some in groupby(units, lambda unit: unit.kind == "text"):
             for rows, batch in above_score(some, SCHEMA.names, min_score, tally):
                 if min_score is not None:
