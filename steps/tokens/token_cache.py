@@ -74,7 +74,7 @@ def tokenize(
         for name, (file, row_group) in _row_groups(documents).items()
     }
     compared = 0
-    if fast:
+    if fast and items:
         some = tuple(items.values())[:: -(-len(items) // _COMPARED)]
         (checked,) = run.map(check_shard, {"comparison": some}).values()
         compared = checked.result["documents"]
@@ -85,6 +85,8 @@ def tokenize(
     splits = {
         split: [s for s in written if s.name.startswith(f"{split}/")] for split in documents.splits
     }
+    if compared:
+        run.drop("comparison")  # it decides which encoder is used, and is no part of the output
     return {
         "vocab_size": text_tokenizer.vocab_size,
         "eos_id": text_tokenizer.eos_id,
@@ -152,7 +154,6 @@ def check_shard(directory: str, items: Sequence[RowGroup]) -> Mapping[str, Any]:
         texts = to_compare(_texts(item)[0])
         documents += len(texts)
         encoder.check(texts)
-    # No part of the output's content: it says which encoder is used, not what is encoded.
     return {"documents": documents, "difference": encoder.difference, "content": None}
 
 
