@@ -193,6 +193,7 @@ def _same(a: Any, b: Any) -> bool:
 
 def candidates(kind: Any, value: Any) -> Iterator[Any]:
     """Other values that a field of the type may take, likely ones first."""
+    kind = bare(kind)
     if kind == Rules:
         yield (("embed", ("data",)),)
     elif typing.get_origin(kind) is Literal:
@@ -200,7 +201,9 @@ def candidates(kind: Any, value: Any) -> Iterator[Any]:
     elif typing.get_origin(kind) in (typing.Union, types.UnionType):
         for option in typing.get_args(kind):
             # What a field that is None now would be, made from nothing.
-            yield from candidates(option, value if isinstance(value, option_type(option)) else None)
+            yield from candidates(
+                option, value if isinstance(value, option_type(bare(option))) else None
+            )
     elif kind is bool:
         yield not value
     elif kind is int:
