@@ -2,41 +2,10 @@
 
 from __future__ import annotations
 
-import random
 from types import SimpleNamespace
-
-import pytest
 
 from pipeline.execute.ray import heartbeat
 from pipeline.execute.ray.heartbeat import HeartbeatAges
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_the_collector_counts_as_a_list_of_all_heartbeats_would(monkeypatch, seed):
-    """Ages by body, and of nodes with a worker that is expected, whatever comes and goes."""
-    draw, told, beats = random.Random(seed), SimpleNamespace(now=0.0), {}
-    monkeypatch.setattr(heartbeat, "time", SimpleNamespace(monotonic=lambda: told.now))
-    collector = heartbeat._Collector()
-    names = ["a", "b", *(f"{body}/{n}/x" for body in "ab" for n in range(4)), "a/gang-0/0"]
-    for _ in range(400):
-        told.now += 1
-        name = draw.choice([*names, "a/gang-0"])
-        if draw.random() < 0.6 and name in names:
-            node = f"node-{len(name) % 3}"
-            assert collector.beat(name, node) is False
-            beats[name] = (told.now, node)
-        else:
-            collector.forget(name)
-            beats = {n: b for n, b in beats.items() if n != name and not n.startswith(name + "/")}
-        for body in "ab":
-            mine = {n: told.now - at for n, (at, _) in beats.items() if n.split("/")[0] == body}
-            assert collector.ages(body).workers == mine
-        ages = collector.drain(())[1]
-        assert ages.workers == {n: told.now - at for n, (at, _) in beats.items() if "/" not in n}
-        assert ages.nodes.keys() == {node for _, node in beats.values()}
-    collector.drain({"a"})
-    assert collector.beat("a/1/x", "node-0")
-    assert not collector.beat("b/1/x", "node-0")
 
 
 def test_a_collector_that_was_made_again_costs_no_worker(monkeypatch):
@@ -55,3 +24,19 @@ def test_a_collector_that_was_made_again_costs_no_worker(monkeypatch):
     assert watch.lost(HeartbeatAges({"trains": 1.0}), waited_for) == {}
     told.now += 2
     assert watch.lost(HeartbeatAges({"trains": 1.0}), waited_for) == {"hangs": True}
+
+
+def test_the_collector_knows_bodies_their_workers_and_nodes(monkeypatch):
+    """What is forgotten takes its workers along, and a node is as old as its youngest heartbeat."""
+    told = SimpleNamespace(now=0.0)
+    monkeypatch.setattr(heartbeat, "time", SimpleNamespace(monotonic=lambda: told.now))
+    collector = heartbeat._Collector()
+    for name, node in (("a", "x"), ("a/1", "x"), ("a/gang/0", "y"), ("b", "y"), ("b/1", "z")):
+        told.now += 1
+        assert not collector.beat(name, node)
+    assert collector.ages("a").workers == {"a": 4.0, "a/1": 3.0, "a/gang/0": 2.0}
+    collector.forget("a/gang")
+    collector.forget("b")
+    ages = collector.drain({"b"})[1]
+    assert (ages.workers, ages.nodes) == ({"a": 4.0}, {"x": 3.0})
+    assert [collector.beat(name, "x") for name in ("a/1", "b/1")] == [False, True]

@@ -10,9 +10,8 @@ import zipfile
 
 import pytest
 
-from pipeline import GangProcess
 from pipeline.errors import InputError, StepFailed
-from pipeline.execute.ray import gang, runtime_env, workers
+from pipeline.execute.ray import runtime_env, workers
 from pipeline.graph.step_context import ShardTask
 from pipeline.store.ledger import Ledger
 from tests.pipeline.execute import cluster as several
@@ -179,17 +178,3 @@ def test_a_shard_whose_worker_does_not_see_the_store_is_refused_unwritten(unseen
         workers._shard_task(task, None, "h", {}, ())
     assert len(str(refused.value).splitlines()) == 1
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_gang_whose_worker_does_not_see_the_store_is_refused_unbegun(unseen):
-    """As refused input, in one line, and without a call of its function."""
-    called = []
-    reports = gang.Reports(None, {}, f"{unseen}/attempts/000001-a/logs")
-    process = gang._GangProcess()
-    status, line = process._call(
-        lambda job, **_: called.append(job), 1, GangProcess(), reports, "h"
-    )
-    assert status == "InputError"
-    assert f"does not see {unseen};" in line
-    assert len(line.splitlines()) == 1
-    assert called == []
