@@ -17,7 +17,7 @@ from models.transformer import Transformer
 from pipeline.errors import InputError
 from tests.models import reference
 from training.config import TrainConfig
-from training.evaluate.lm_eval_adapter import _answer_length, adapter, harness, run_tasks
+from training.evaluate.lm_eval_adapter import _answer_length, adapter, run_tasks
 from training.evaluate.loglikelihood import Likelihood
 from training.evaluate.multiple_choice import accuracy, answer, text_question
 from training.sharding.layout import make_layout
@@ -188,9 +188,3 @@ def test_the_harness_reads_the_same_lengths():
 
     for settings in SETTINGS[:-1]:  # it has no answer to a temperature of None
         assert _answer_length(settings, 1024) == normalize_gen_kwargs(settings)["max_gen_toks"]
-
-
-@needs_harness
-def test_the_harness_is_there():
-    """The version that the adapter was written against, or a later one."""
-    assert harness().__name__ == "lm_eval"
