@@ -7,10 +7,11 @@ axis size is divisible by the number of devices along them. Mesh axes of size 1 
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+
+import msgspec
 
 from pipeline.errors import InputError
 
@@ -41,11 +42,9 @@ class AxisRules:
     optimizer_state: Rules | None = None
 
     def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if value is not None:
-                rules = _checked(field.name, value)
-                object.__setattr__(self, field.name, rules)
+        for name, rules in vars(self).items():
+            found = None if rules is None else _checked(name, rules)
+            object.__setattr__(self, name, found)
         shared = {*self.axes("kv_heads")} & {*self.axes("position"), *self.axes("batch")}
         if shared:
             raise InputError(
@@ -65,21 +64,17 @@ class AxisRules:
 
 
 def _checked(field: str, rules: object) -> Rules:
-    if not isinstance(rules, tuple | list):
+    """The rules as tuples, also from JSON."""
+    try:
+        found = msgspec.convert(rules, Rules)
+    except msgspec.ValidationError:
+        found = None
+    if found is None or not all(axes and {*axes} <= {*MESH_AXES} for _, axes in found):
         raise InputError(
-            f"AxisRules.{field}: expected rules such as (('embed', ('fsdp',)),), found {rules!r}"
+            f"AxisRules.{field}: expected named axes, each with mesh axes out of "
+            f"{', '.join(MESH_AXES)}, such as (('embed', ('fsdp',)),), found {rules!r}"
         )
-    made = []
-    for rule in rules:
-        name, axes = rule if isinstance(rule, tuple | list) and len(rule) == 2 else (None, ())
-        axes = (axes,) if isinstance(axes, str) else tuple(axes)
-        if not isinstance(name, str) or not axes or not {*axes} <= {*MESH_AXES}:
-            raise InputError(
-                f"AxisRules.{field}: expected a named axis and mesh axes out of "
-                f"{', '.join(MESH_AXES)}, such as ('embed', ('fsdp',)), found {rule!r}"
-            )
-        made.append((name, axes))
-    return tuple(made)
+    return found
 
 
 SPLIT_TABLES = AxisRules(compute_params=(*_TENSOR_PARALLEL, ("vocab", (FSDP,))))

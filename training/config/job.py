@@ -150,12 +150,10 @@ class TrainResult:
         checkpoints: (step, path) of every committed checkpoint that was kept, oldest first.
         preempted: whether SIGTERM ended the run before its last step or last evaluation.
         devices: number of devices and JAX's name of their kind, such as "16 x TPU v6 lite".
-        backend: attention backend used; `backend_reason` is why it was chosen.
         notes: choices of the program with reasons, and shapes that waste the chip.
         memory: estimated peak bytes of one device, by content.
-        seconds: wall time of this attempt by bucket; "total" is the sum.
-        compilations: compilations of the train step: one for each batch phase with steps left that
-            no earlier attempt compiled.
+        seconds: wall time of this attempt by phase; "total" is the sum.
+        compilations: compilations of the train step; none for a phase whose step was loaded.
     """
 
     steps: int
