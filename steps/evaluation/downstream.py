@@ -35,7 +35,7 @@ _FIELDS = ("context", "choices", "gold")
 
 
 @dataclass(frozen=True)
-class Work:
+class TaskJob:
     """The argument of every process of the gang: a checkpoint and the tasks to run on it."""
 
     checkpoint: str
@@ -65,10 +65,9 @@ def multiple_choice(
         questions: URL of JSON lines: {"context": text, "choices": [text, ...], "gold": index}.
         delimiter: text between context and choice.
         batch_size: sequences per batch; None for that of evaluations during training.
-        hardware: the hardware to run on.
     """
     settings = {"questions": questions, "delimiter": delimiter}
-    work = _work(model, tokenizer, settings, batch_size)
+    work = _task_job(model, tokenizer, settings, batch_size)
     row = run.gang(hardware, answer_process, work)
     return {**row, "headline": [f"accuracy {row['acc']:.3f} of {row['items']} questions"]}
 
@@ -108,7 +107,7 @@ def lm_evaluation(
         hardware: the hardware to run on, with one process.
     """
     settings = {"include_path": include_path, "num_fewshot": num_fewshot, "limit": limit}
-    work = _work(model, tokenizer, {"tasks": tasks, **settings}, batch_size)
+    work = _task_job(model, tokenizer, {"tasks": tasks, **settings}, batch_size)
     answered = run.gang(hardware, harness_process, work)
     return {
         "tasks": answered["tasks"],
@@ -120,10 +119,10 @@ def lm_evaluation(
     }
 
 
-def _work(
+def _task_job(
     model: Checkpoint, tokenizer: Tokenizer, settings: Mapping[str, Any], batch_size: int | None
-) -> Work:
-    return Work(
+) -> TaskJob:
+    return TaskJob(
         checkpoint=model.final,
         model=model.model,
         train=model.train,
@@ -133,7 +132,7 @@ def _work(
     )
 
 
-def answer_process(work: Work, *, process: GangProcess, emit: Emit) -> dict[str, Any]:
+def answer_process(work: TaskJob, *, process: GangProcess, emit: Emit) -> dict[str, Any]:
     """One process of the gang of `multiple_choice`; returns the metrics."""
     from models.jax_numerics import fixed_numerics
     from training.evaluate.multiple_choice import accuracy, answer
@@ -147,7 +146,7 @@ def answer_process(work: Work, *, process: GangProcess, emit: Emit) -> dict[str,
         return accuracy(questions, answer(likelihood, model, questions))
 
 
-def harness_process(work: Work, *, process: GangProcess, emit: Emit) -> dict[str, Any]:
+def harness_process(work: TaskJob, *, process: GangProcess, emit: Emit) -> dict[str, Any]:
     """The only process of the gang of `lm_evaluation`."""
     import importlib.metadata
 
@@ -171,7 +170,7 @@ def harness_process(work: Work, *, process: GangProcess, emit: Emit) -> dict[str
         return {"tasks": run_tasks(lm, tasks, **settings), "version": version}
 
 
-def _loaded(work: Work, tokenizer: TextTokenizer) -> tuple[Any, Any]:
+def _loaded(work: TaskJob, tokenizer: TextTokenizer) -> tuple[Any, Any]:
     """(likelihood, model) on all devices."""
     from training.evaluate.checkpoint_scorer import load_scored
 

@@ -44,7 +44,6 @@ def evaluate(
         sequences: number of sequences of each split, spread over it; None for all.
         also: generated samples.
         batch_size: sequences per batch; None for that of evaluations during training.
-        hardware: the hardware to run on.
     """
     if also.prompts and tokenizer is None:
         tokenizer = checkpoint.tokenizer()

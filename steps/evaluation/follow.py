@@ -61,7 +61,6 @@ class Assignment:
         job: the `ScoreJob` that every checkpoint gets.
         model: the training step whose checkpoints are scored.
         steps: length of the training, for the progress.
-        ledger, attempt: the records of scores, and this step's attempt.
         expected: steps at which the training saves a checkpoint.
     """
 
