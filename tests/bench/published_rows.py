@@ -14,7 +14,7 @@ from pathlib import Path
 from models.shape.config import TransformerConfig
 from models.shape.flops import training_flops_per_token
 from pipeline.accelerators import GPUS, TPUS, Chip
-from training.cost.step_work import Job
+from training.cost.step_work import StepShape
 
 ROWS = Path(__file__).parent / "published" / "rows.csv"
 QKV = "queries,keys,values"
@@ -55,7 +55,7 @@ class Row:
     source: str
     label: str
     chip: Chip
-    job: Job
+    job: StepShape
     measured: float
     tuned: bool
     origin: str
@@ -137,7 +137,7 @@ def _tokens_per_second(
     return None
 
 
-def _job(line: dict[str, str], model: TransformerConfig, length: int) -> Job:
+def _job(line: dict[str, str], model: TransformerConfig, length: int) -> StepShape:
     chips, how = int(line["chips"]), line["sharding"]
     tensor = int(found[1]) if (found := re.search(r"tensor (\d+)", how)) else 1
     slices = max(1, chips // 256) if "v5p" not in line["hardware"] else 1
@@ -161,7 +161,7 @@ def _job(line: dict[str, str], model: TransformerConfig, length: int) -> Job:
     remat = next(value for name, value in REMAT.items() if line["remat"].startswith(name))
     if re.search("per data-parallel rank", line["note"]):
         rows /= tensor
-    return Job(
+    return StepShape(
         model=model,
         rows=rows,
         sequence_length=length,

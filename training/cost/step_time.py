@@ -21,7 +21,7 @@ from pipeline.accelerators import TPUS, Chip
 from training.config import OptimizerConfig, TrainConfig
 from training.cost.executed_flops import orthogonalization_flops
 from training.cost.memory_estimate import optimizer_bytes
-from training.cost.step_work import Job, Work, work
+from training.cost.step_work import StepShape, Work, work
 
 NETWORK = {"v4": 6.25e9, "v5e": 6.25e9, "v5p": 6.25e9, "v6e": 12.5e9, "a100": 25e9}
 """Bytes per second of one chip to other slices or hosts ("How to Scale Your Model", table of chips;
@@ -124,7 +124,7 @@ def forecast(
 ) -> Forecast:
     """The prediction for a configuration without "auto" on `devices` chips of one kind."""
     _, group, sequence, tensor = train.parallel.mesh_shape(devices)
-    job = Job(
+    job = StepShape(
         model=model,
         rows=train.batch_size / devices,
         sequence_length=train.sequence_length,

@@ -20,7 +20,7 @@ HOST_CHIPS = 8
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
+class StepShape:
     """A train step on a kind of chip.
 
     Attributes:
@@ -98,7 +98,7 @@ BACKWARD_SCORES = 2.3
 of their matmuls is 5 to 2."""
 
 
-def work(job: Job, chip: Chip) -> Work:
+def work(job: StepShape, chip: Chip) -> Work:
     """Counts of one step."""
     model, tokens = job.model, job.tokens
     again = dict.fromkeys(repeated(model, "full" if job.remat == "half" else job.remat), 1.0)
@@ -141,7 +141,7 @@ def _pad(size: float, chip: Chip) -> int:
     return tile * math.ceil(size / tile)
 
 
-def _layer_matmuls(job: Job, chip: Chip, again: dict[str, float]) -> tuple[float, float]:
+def _layer_matmuls(job: StepShape, chip: Chip, again: dict[str, float]) -> tuple[float, float]:
     """(padded operations, bytes of operands and results) of one layer's matmuls, all passes."""
     tensor, tokens = job.tensor, job.tokens * job.tensor
     flops = operands = 0.0
@@ -157,7 +157,7 @@ def _layer_matmuls(job: Job, chip: Chip, again: dict[str, float]) -> tuple[float
     return flops, operands
 
 
-def _attention(job: Job, chip: Chip, again: float) -> tuple[float, float]:
+def _attention(job: StepShape, chip: Chip, again: float) -> tuple[float, float]:
     """(scores, FLOPs at padded head sizes) of all layers, causal and inside windows."""
     model = job.model
     attended = footprint(model).pairs(job.sequence_length) / job.sequence_length
@@ -167,7 +167,7 @@ def _attention(job: Job, chip: Chip, again: float) -> tuple[float, float]:
     return scores, scores * 4 * lanes * math.ceil(model.head_size / lanes)
 
 
-def _streams(job: Job, again: dict[str, float]) -> float:
+def _streams(job: StepShape, again: dict[str, float]) -> float:
     """Bytes of elementwise work: three times a forward pass, once more where it is recomputed."""
     model = job.model
     middle = (3 if model.mlp_kind == "swiglu" else 2) * model.mlp
@@ -177,7 +177,7 @@ def _streams(job: Job, again: dict[str, float]) -> float:
     return passes * job.tokens * job.tensor * width * model.layers
 
 
-def _update(job: Job) -> float:
+def _update(job: StepShape) -> float:
     """Bytes of the update: gradients are read; parameters and optimizer state read and written.
 
     Each microbatch after the first reads and writes the accumulated float32 gradients.
@@ -186,7 +186,7 @@ def _update(job: Job) -> float:
     return own * (4 + 2 * (4 + job.state_bytes)) + own * 8 * (job.microbatches - 1)
 
 
-def _host(job: Job) -> float:
+def _host(job: StepShape) -> float:
     """Bytes of residuals and optimizer state that move to the host and back."""
     model, moved = job.model, 0.0
     if job.remat not in ("none", "dots", "half"):
@@ -197,7 +197,7 @@ def _host(job: Job) -> float:
     return moved + (2 * own * job.state_bytes if job.on_host else 0.0)
 
 
-def _state_traffic(job: Job, chip: Chip) -> tuple[float, float]:
+def _state_traffic(job: StepShape, chip: Chip) -> tuple[float, float]:
     """(bytes inside the slice or host, bytes that leave it) of parameters and gradients.
 
     Collectives are rings over n chips: an all-gather or reduce-scatter moves (n - 1) / n of the
@@ -221,7 +221,7 @@ def _state_traffic(job: Job, chip: Chip) -> tuple[float, float]:
     return inside, (inside / min(job.group, HOST_CHIPS) if hosts > 1 else 0.0)
 
 
-def _activations(job: Job) -> float:
+def _activations(job: StepShape) -> float:
     """Bytes of collectives between the chips that share matrices, and that share a sequence."""
     model, residuals = job.model, job.tokens * job.tensor * job.model.embed
     again = 1 if job.remat not in ("none", "matmuls", "dots") else 0
@@ -234,7 +234,7 @@ def _activations(job: Job) -> float:
     return moved
 
 
-def _exchanged(job: Job, window: int | None) -> float:
+def _exchanged(job: StepShape, window: int | None) -> float:
     """Bytes of one layer's collectives between the chips that share a sequence.
 
     They run forward and backward, and once more with recomputation: no policy keeps their results.

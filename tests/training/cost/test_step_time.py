@@ -13,13 +13,13 @@ from tests.bench import layouts, predictions
 from tests.bench.published_rows import read
 from training.cost import step_time
 from training.cost.step_time import KINDS, MATMUL, rates, times
-from training.cost.step_work import BACKWARD_SCORES, Job, work
+from training.cost.step_work import BACKWARD_SCORES, StepShape, work
 
 SHAPE = TransformerConfig(
     vocab_size=1024, layers=3, embed=512, heads=4, kv_heads=2, head_size=128, mlp=768
 )
 LENGTH = 256
-JOB = Job(model=SHAPE, rows=2, sequence_length=LENGTH, remat="matmuls")
+JOB = StepShape(model=SHAPE, rows=2, sequence_length=LENGTH, remat="matmuls")
 
 
 def test_matmul_flops_are_those_of_the_model_where_tiles_are_full():
@@ -100,7 +100,7 @@ def test_activations_move_as_in_the_compiled_program(sequence, tensor, moved):
     all-reduces), by rings: an all-to-all moves (n - 1) / n of its arrays, an all-reduce twice that.
     """
     parallel = dict(chips=16, sequence=sequence, tensor=tensor)
-    job = Job(
+    job = StepShape(
         model=TransformerConfig(**layouts.SMALL),
         rows=4,
         sequence_length=8192,
