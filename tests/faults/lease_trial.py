@@ -193,7 +193,7 @@ class Trial:
         """Leases of an output whose record says they were taken from a holder."""
         paths = (self.root(index) / "leases").glob("*.json")
         # What a trial put there itself need not be a record, nor a file.
-        owners = [lease.describe(str(path)) for path in paths]
+        owners = [lease.read_owner(str(path)) for path in paths]
         ours = [owner["previous"] for owner in owners if "previous" in owner]
         return sum(previous not in ("never taken", "released") for previous in ours)
 

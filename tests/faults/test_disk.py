@@ -10,7 +10,7 @@ import threading
 import pytest
 
 from pipeline.errors import CorruptOutput
-from pipeline.execute import inline
+from pipeline.execute import backend
 from pipeline.graph.step_context import ShardTask, StepContext
 from pipeline.store import lease, storage
 from tests.faults import crash
@@ -129,7 +129,7 @@ def _write_anew(task):
 def test_shards_written_twice_are_caught(tmp_path, monkeypatch):
     """An engine that forgets its finished shards does not pass fault 2."""
     monkeypatch.setattr(StepContext, "map", _write_all)
-    monkeypatch.setattr(inline, "write_shard", _write_anew)
+    monkeypatch.setattr(backend, "write_shard", _write_anew)
     with pytest.raises(AssertionError, match=r"written again|recorded and missing"):
         crash.crash_everywhere(0, 60, tmp_path)
 
