@@ -21,6 +21,7 @@ import jax.numpy as jnp
 
 import models.named as hax
 from models.attention.dispatch import attend
+from models.attention.mask import Mask
 from models.layers.axes import (
     BATCH,
     EMBED,
@@ -55,11 +56,11 @@ class Forward:
     """How a forward pass is computed; no option changes the result beyond rounding.
 
     Attributes:
-        remat: what the backward pass keeps, see `models.remat_names`.
+        remat: what the backward pass keeps, see `models.shape.remat_names`.
         backend: the result of `models.attention.backend_choice.choose_backend`.
         mesh_axes: mesh axes for the code under `jax.shard_map`; None on one device.
         interpret: run splash in the Pallas interpreter (tests on the CPU).
-        features_first: order of the activations' axes, see `models.linear`.
+        features_first: order of the activations' axes, see `models.layers.linear`.
         unroll: cycles of layers per iteration of the compiled loop.
         gather: all-gathers one layer's parameters before it runs; None for no gather.
     """
@@ -134,7 +135,7 @@ class Transformer(eqx.Module):
 
     @staticmethod
     def init(config: TransformerConfig, *, key: jax.Array) -> Transformer:
-        """A model with float32 parameters, distributed as in `models.initialization`."""
+        """A model with float32 parameters, distributed as in `models.layers.initialization`."""
         axes = model_axes(config)
         embedding, blocks, of_head = jax.random.split(key, 3)
         table = (axes.Vocab, axes.Embed)
@@ -192,15 +193,14 @@ class Transformer(eqx.Module):
         attention = partial(
             attend,
             backend=forward.backend,
-            soft_cap=self.config.attention_soft_cap,
-            segment_ids=segment_ids,
             mesh_axes=forward.mesh_axes,
             interpret=forward.interpret,
         )
 
         def apply(block: Block, x: NamedArray, window: int | None) -> NamedArray:
             block = block if forward.gather is None else forward.gather(block)
-            return block(x, angles, partial(attention, window=window))[0]
+            mask = Mask(window, self.config.attention_soft_cap, segment_ids)
+            return block(x, angles, partial(attention, mask=mask))[0]
 
         policy = checkpoint_policy(forward.remat)
         windows, unroll = self.config.windows, forward.unroll

@@ -22,7 +22,7 @@ from jax import Array
 
 import models.named as hax
 from models.attention.dispatch import attend
-from models.attention.reference import MASKED
+from models.attention.mask import MASKED, Mask
 from models.layers.axes import (
     BATCH,
     EMBED,
@@ -88,8 +88,8 @@ def prefill(
     def one_layer(
         block: Block, x: NamedArray, window: int | None
     ) -> tuple[NamedArray, tuple[Array, Array]]:
-        cap = model.config.attention_soft_cap
-        attention = partial(attend, backend=backend, window=window, soft_cap=cap)
+        mask = Mask(window, model.config.attention_soft_cap)
+        attention = partial(attend, mask=mask, backend=backend)
         x, (k, v) = block(x, angles, attention)
         return x, (k.rearrange(SLOTS).array, v.rearrange(SLOTS).array)
 

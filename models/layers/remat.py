@@ -1,4 +1,4 @@
-"""The `jax.checkpoint` policy of a remat setting, see `models.remat_names` for the settings."""
+"""The `jax.checkpoint` policies of the settings in `models.shape.remat_names`."""
 
 from __future__ import annotations
 

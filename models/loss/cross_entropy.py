@@ -26,6 +26,7 @@ On CPUs the vocabulary is chunked instead of the positions, see `models.loss.voc
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from typing import Any
 
@@ -43,29 +44,11 @@ Sums = tuple[Array, Array, Array]
 Gradients = tuple[Array, Array]
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5, 6, 7, 8, 9))
-def summed_losses(
-    hidden_EBP: Array,
-    head_VE: Array,
-    targets_BP: Array,
-    weights_BP: Array,
-    z_loss: float,
-    soft_cap: float | None,
-    chunks: int,
-    mesh_axes: MeshAxes | None,
-    by_vocabulary: bool = False,
-    id_count: int | None = None,
-) -> Sums:
-    """The objective, sum of w * nll + z_loss * w * z^2, and its two terms; float32 scalars.
+@dataclasses.dataclass(frozen=True)
+class LossOptions:
+    """How losses are computed.
 
-    Only the objective is differentiable, with respect to the hidden states and the head. The two
-    terms are for logging; a gradient through them is zero.
-
-    Args:
-        hidden_EBP: hidden states, any float dtype.
-        head_VE: output head in the same dtype.
-        targets_BP: int32 ids in [0, V).
-        weights_BP: float32 weight of every token.
+    Attributes:
         z_loss: a in the formula above.
         soft_cap: c in c * tanh(logits / c), or None.
         chunks: number of chunks, a divisor of P.
@@ -74,27 +57,43 @@ def summed_losses(
             logits of such a chunk fit a CPU's cache.
         id_count: rows of the head that belong to an id; later rows are padding, without probability
             or gradient. None: all rows.
+    """
+
+    z_loss: float = 0.0
+    soft_cap: float | None = None
+    chunks: int = 1
+    mesh_axes: MeshAxes | None = None
+    by_vocabulary: bool = False
+    id_count: int | None = None
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
+def summed_losses(
+    hidden_EBP: Array, head_VE: Array, targets_BP: Array, weights_BP: Array, options: LossOptions
+) -> Sums:
+    """The objective, sum of w * nll + z_loss * w * z^2, and its two terms; float32 scalars.
+
+    Only the objective is differentiable, with respect to the hidden states and the head. The two
+    terms are for logging; a gradient through them is zero.
+
+    Args:
+        hidden_EBP, head_VE: hidden states and output head in one float dtype.
+        targets_BP: int32 ids in [0, V).
+        weights_BP: float32 weight of every token.
+        options: see `LossOptions`.
 
     Raises:
         InputError: `chunks` does not divide P.
     """
-    run = functools.partial(_sums, z_loss, soft_cap, chunks)
-    return _over_devices(run, mesh_axes, id_count, hidden_EBP, head_VE, targets_BP, weights_BP)[0]
+    arrays = hidden_EBP, head_VE, targets_BP, weights_BP
+    return _over_devices(functools.partial(_sums, options), options, *arrays)[0]
 
 
 def token_losses(
-    hidden_EBP: Array,
-    head_VE: Array,
-    targets_BP: Array,
-    soft_cap: float | None,
-    chunks: int,
-    id_count: int | None = None,
+    hidden_EBP: Array, head_VE: Array, targets_BP: Array, options: LossOptions
 ) -> tuple[Array, Array]:
-    """Negative log-likelihood of every token, float32 [B, P], and whether no logit is larger.
-
-    Arguments as in `summed_losses`.
-    """
-    ids = IdParts(count=id_count)
+    """Negative log-likelihood of every token, float32 [B, P], and whether no logit is larger."""
+    ids, soft_cap = IdParts(count=options.id_count), options.soft_cap
 
     def one_chunk(_: None, chunk: tuple[Array, Array]) -> tuple[None, tuple[Array, Array]]:
         hidden, targets = chunk
@@ -102,7 +101,7 @@ def token_losses(
         at_target = ids.at_target(logits, targets)
         return None, (ids.log_sum_exp(logits) - at_target, at_target >= jnp.max(logits, axis=0))
 
-    split = (_split(hidden_EBP, chunks), _split(targets_BP, chunks))
+    split = (_split(hidden_EBP, options.chunks), _split(targets_BP, options.chunks))
     nll, best = jax.lax.scan(one_chunk, None, split)[1]
     return _join(nll), _join(best)
 
@@ -119,14 +118,10 @@ def _losses(logits: Array, targets: Array, ids: IdParts) -> tuple[Array, Array]:
 
 
 def _logit_gradient(
-    logits: Array,
-    is_target: Array,
-    lse: Array,
-    weights: Array,
-    z_loss: float,
-    soft_cap: float | None,
+    logits: Array, is_target: Array, lse: Array, weights: Array, options: LossOptions
 ) -> Array:
     """Gradient of the objective for the logits before the cap, float32 [V, B, P]."""
+    z_loss, soft_cap = options.z_loss, options.soft_cap
     softmax = jnp.exp(logits - lse[None])
     gradient = softmax * (weights * (1.0 + 2.0 * z_loss * lse))[None]
     gradient = gradient - jnp.where(is_target, weights[None], 0.0)
@@ -150,9 +145,7 @@ def _join(x: Array) -> Array:
 
 
 def _sums(
-    z_loss: float,
-    soft_cap: float | None,
-    chunks: int,
+    options: LossOptions,
     ids: IdParts,
     hidden: Array,
     head: Array,
@@ -163,19 +156,17 @@ def _sums(
 
     def one_chunk(sums: tuple[Array, Array], chunk: tuple[Array, ...]) -> tuple[Any, None]:
         hidden, targets, weights = _gather_chunk(chunk, ids)
-        losses = _losses(_logits(hidden, head, soft_cap, ids), targets, ids)
-        return _add(sums, *losses, weights, z_loss), None
+        losses = _losses(_logits(hidden, head, options.soft_cap, ids), targets, ids)
+        return _add(sums, *losses, weights, options.z_loss), None
 
     zero = jnp.zeros((), jnp.float32)
-    split = tuple(_split(x, chunks) for x in (hidden, targets, weights))
+    split = tuple(_split(x, options.chunks) for x in (hidden, targets, weights))
     (nll, z), _ = jax.lax.scan(one_chunk, (zero, zero), split)
     return (nll + z, nll, z), ()
 
 
 def _sums_and_gradients(
-    z_loss: float,
-    soft_cap: float | None,
-    chunks: int,
+    options: LossOptions,
     ids: IdParts,
     hidden: Array,
     head: Array,
@@ -187,18 +178,18 @@ def _sums_and_gradients(
     def one_chunk(carry: tuple[Any, Array], chunk: tuple[Array, ...]) -> tuple[Any, Array]:
         sums, head_bar = carry
         hidden, targets, weights = _gather_chunk(chunk, ids)
-        logits = _logits(hidden, head, soft_cap, ids)
+        logits = _logits(hidden, head, options.soft_cap, ids)
         nll, lse = _losses(logits, targets, ids)
         is_target = ids.is_target(logits, targets)
-        gradient = _logit_gradient(logits, is_target, lse, weights, z_loss, soft_cap)
+        gradient = _logit_gradient(logits, is_target, lse, weights, options)
         gradient = gradient.astype(hidden.dtype)
         hidden_bar = ids.scatter_rows(jnp.einsum("ve,vbp->ebp", head, gradient), 1)
         more = jnp.einsum("vbp,ebp->ve", gradient, hidden, preferred_element_type=jnp.float32)
-        return (_add(sums, nll, lse, weights, z_loss), head_bar + more), hidden_bar
+        return (_add(sums, nll, lse, weights, options.z_loss), head_bar + more), hidden_bar
 
     zero = jnp.zeros((), jnp.float32)
     start = (zero, zero), jnp.zeros(head.shape, jnp.float32)
-    split = tuple(_split(x, chunks) for x in (hidden, targets, weights))
+    split = tuple(_split(x, options.chunks) for x in (hidden, targets, weights))
     ((nll, z), head_bar), hidden_bar = jax.lax.scan(one_chunk, start, split)
     return (nll + z, nll, z), (_join(hidden_bar), head_bar)
 
@@ -216,10 +207,9 @@ def _add(
     return of_nll + jnp.sum(nll * weights), of_z + z_loss * jnp.sum(jnp.square(lse) * weights)
 
 
-def _over_devices(
-    run: Any, mesh_axes: MeshAxes | None, id_count: int | None, *arrays: Array
-) -> Any:
+def _over_devices(run: Any, options: LossOptions, *arrays: Array) -> Any:
     """`run(ids, *arrays)` on every device's sequences, with one all-reduce of the sums."""
+    mesh_axes, id_count = options.mesh_axes, options.id_count
     head, tokens = arrays[1], () if mesh_axes is None else mesh_axes.tokens
     if mesh_axes is None or mesh_axes.shards(tokens) == 1:
         # Nothing to reduce. XLA's CPU compiler also cannot partition the vocabulary inside a
@@ -251,42 +241,27 @@ def _over_devices(
 
 
 def _forward(
-    hidden: Array,
-    head: Array,
-    targets: Array,
-    weights: Array,
-    z_loss: float,
-    soft_cap: float | None,
-    chunks: int,
-    mesh_axes: MeshAxes | None,
-    by_vocabulary: bool,
-    id_count: int | None,
+    hidden: Array, head: Array, targets: Array, weights: Array, options: LossOptions
 ) -> tuple[Sums, Gradients]:
-    run = functools.partial(_sums_and_gradients, z_loss, soft_cap, chunks)
+    run = functools.partial(_sums_and_gradients, options)
+    mesh_axes = options.mesh_axes
     divided = mesh_axes is not None and (mesh_axes.heads or mesh_axes.split_tables)
-    if by_vocabulary and chunks > 1 and not divided:
+    if options.by_vocabulary and options.chunks > 1 and not divided:
         local = targets.size // (1 if mesh_axes is None else mesh_axes.shards(mesh_axes.tokens))
         vocab_chunks = vocabulary_chunks(head.shape[0], local)
         if vocab_chunks is not None:
-            run = functools.partial(_by_vocabulary, z_loss, soft_cap, vocab_chunks)
-    return _over_devices(run, mesh_axes, id_count, hidden, head, targets, weights)
+            run = functools.partial(_by_vocabulary, options, vocab_chunks)
+    return _over_devices(run, options, hidden, head, targets, weights)
 
 
 def _by_vocabulary(
-    z_loss: float, soft_cap: float | None, chunks: int, ids: IdParts, *arrays: Array
+    options: LossOptions, chunks: int, ids: IdParts, *arrays: Array
 ) -> tuple[Sums, Gradients]:
-    return sums_and_gradients(z_loss, soft_cap, chunks, ids.count, *arrays)
+    return sums_and_gradients(options.z_loss, options.soft_cap, chunks, ids.count, *arrays)
 
 
 def _backward(
-    z_loss: float,
-    soft_cap: float | None,
-    chunks: int,
-    mesh_axes: MeshAxes | None,
-    by_vocabulary: bool,
-    id_count: int | None,
-    gradients: Gradients,
-    cotangents: Sums,
+    options: LossOptions, gradients: Gradients, cotangents: Sums
 ) -> tuple[Array, Array, None, None]:
     hidden_bar, head_bar = gradients
     # The objective is a scalar: its cotangent scales the gradients that the forward pass computed.

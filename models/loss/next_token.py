@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 import models.named as hax
 from models.layers.axes import BATCH, EMBED, POSITION, VOCAB
-from models.loss.cross_entropy import summed_losses, token_losses
+from models.loss.cross_entropy import LossOptions, summed_losses, token_losses
 from models.named import NamedArray
 from models.shape.loss_chunks import LOGIT_BUDGET_BYTES, chunk_count
 from models.transformer import DEFAULT, Forward, Transformer
@@ -71,18 +71,15 @@ def next_token_loss(
     if loss_mask is not None:
         weight = weight * loss_mask.rearrange(weight.axes).astype(jnp.float32)
     hidden, head, targets = _inputs(model, tokens, segment_ids, forward)
-    objective, total, z = summed_losses(
-        hidden,
-        head,
-        targets,
-        weight.array,
-        z_loss,
-        model.config.logit_soft_cap,
-        chunks,
-        forward.mesh_axes,
-        by_vocabulary,
-        _id_count(model),
+    options = LossOptions(
+        z_loss=z_loss,
+        soft_cap=model.config.logit_soft_cap,
+        chunks=chunks,
+        mesh_axes=forward.mesh_axes,
+        by_vocabulary=by_vocabulary,
+        id_count=_id_count(model),
     )
+    objective, total, z = summed_losses(hidden, head, targets, weight.array, options)
     return Loss(objective=objective, total=total, z=z, count=hax.sum(weight).array)
 
 
@@ -110,8 +107,9 @@ def score_tokens(
         shards = mesh_axes.shards(mesh_axes.batch)
         position //= mesh_axes.shards(mesh_axes.sequence)
     chunks = chunk_count(batch, position, model.Vocab.size, shards=shards, budget=budget)
-    inputs = _inputs(model, tokens, segment_ids, forward)
-    nll, best = token_losses(*inputs, model.config.logit_soft_cap, chunks, _id_count(model))
+    cap, ids = model.config.logit_soft_cap, _id_count(model)
+    options = LossOptions(soft_cap=cap, chunks=chunks, id_count=ids)
+    nll, best = token_losses(*_inputs(model, tokens, segment_ids, forward), options)
     return hax.named(nll, tokens.axes) * _has_target(tokens), hax.named(best, tokens.axes)
 
 

@@ -34,7 +34,7 @@ class Point:
         name: label in tables.
         parameters: N, all parameters, embeddings included (Hoffmann et al., 2022).
         tokens: D, positions trained on.
-        flops: training FLOPs, by `models.flops` (causal).
+        flops: training FLOPs, by `models.shape.flops` (causal).
         loss: loss on a held-out split, nats per token; NaN before the run.
     """
 

@@ -31,9 +31,14 @@ from tests.bench.cpu_training_measure import Options, emit
 
 ROOT = Path(__file__).parents[2]
 OURS = [sys.executable, "-m", "tests.bench.cpu_training_ours"]
-FIGURES = (
-    "import_s first_step_s first_step_cpu_s tokens_per_second tokens_per_cpu_second peak_rss_mib"
-)
+FIGURES = [
+    "import_s",
+    "first_step_s",
+    "first_step_cpu_s",
+    "tokens_per_second",
+    "tokens_per_cpu_second",
+    "peak_rss_mib",
+]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

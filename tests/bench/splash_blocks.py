@@ -6,7 +6,7 @@ Compiles each kernel alone for one described v6e chip and counts the instruction
 block's work in the compiler's final schedule, one cycle each; the rest of the kernel runs once for
 a row of blocks. A block that the mask hides in part costs as much as a full one. One JSON line for
 each kernel and one for each row length and window, in cycles of one head of one row, with the price
-of a grid step that `models.attention.tile_choice` assumes. The schedule knows nothing of waiting
+of a grid step that `models.shape.splash_tiles` assumes. The schedule knows nothing of waiting
 for memory: use it to rank.
 """
 

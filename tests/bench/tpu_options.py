@@ -1,6 +1,6 @@
 """Flags and programs of the benches that ask the TPU compiler; no TPU is needed.
 
-Flags: `--model` a name in models.presets, `--slice` such as v6e-16, 2xv6e-16 or v6e:4x4, `--batch`,
+Flags: `--model` a name of a preset, `--slice` such as v6e-16, 2xv6e-16 or v6e:4x4, `--batch`,
 `--seq`, `--remat POLICY` (again for more policies), `--sharding`, and `--set NAME=VALUE` for any
 other field of TrainConfig, `--set-model` and `--set-optimizer` for those of the model and the
 optimizer; a value is read as JSON where it is JSON. Compiling takes whole cores.

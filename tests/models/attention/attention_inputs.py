@@ -8,6 +8,7 @@ import numpy as np
 
 import models.named as hax
 from models.attention.dispatch import attend
+from models.attention.mask import Mask
 from tests.models import small
 
 
@@ -30,13 +31,19 @@ def segments(batch, position, seed=0):
     return small.named(np.cumsum(starts, axis=1).astype(np.int32))
 
 
+def attended(q, k, v, *, backend, mesh_axes=None, interpret=False, **mask):
+    """`attend` with the fields of its mask as arguments."""
+    how = {"mesh_axes": mesh_axes, "interpret": interpret}
+    return attend(q, k, v, Mask(**mask), backend=backend, **how)
+
+
 def value_and_gradients(backend, q, k, v, bar, **options):
     """Gradients of queries, keys and values, and the output in the order of `bar`."""
 
     @jax.jit
     def run(q, k, v):
         def objective(q, k, v):
-            out = attend(q, k, v, backend=backend, **options)
+            out = attended(q, k, v, backend=backend, **options)
             return hax.sum((out * bar).astype(jnp.float32)).array, out.rearrange(bar.axes)
 
         return jax.grad(objective, argnums=(0, 1, 2), has_aux=True)(q, k, v)

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.interpreters import partial_eval
 
-from models.attention.blockwise import blockwise
-from pipeline.errors import InputError
+from models.attention.blockwise import blockwise as attention
+from models.attention.mask import Mask
 from tests.models import reference, small
 
 
@@ -23,6 +23,11 @@ def inputs(batch, position, kv_heads, q_per_kv, head_size, seed=0, dtype=jnp.flo
     kv = (batch, position, kv_heads, head_size)
     q = (batch, position, kv_heads, q_per_kv, head_size)
     return tuple(jnp.asarray(rng.normal(size=shape), dtype) for shape in (q, kv, kv, q))
+
+
+def blockwise(q, k, v, *, window=None, soft_cap=None, segment_ids=None, block=None):
+    ids = None if segment_ids is None else small.named(segment_ids)
+    return attention(q, k, v, Mask(window, soft_cap, ids), block=block)
 
 
 def segments(batch, position, seed=0):
@@ -202,11 +207,3 @@ def test_saved_by_name_the_scores_are_made_twice_and_not_three_times():
         return str(used).count(" exp ")
 
     assert exponentials(names) < exponentials(nothing)
-
-
-@pytest.mark.parametrize("wrong", [{"window": 0}, {"window": -3}, {"block": 0}])
-def test_refusals(wrong):
-    q, k, v, _ = inputs(1, 4, 1, 1, 2)
-    options = {"window": None, "soft_cap": None, "segment_ids": None} | wrong
-    with pytest.raises(InputError, match="at least 1"):
-        blockwise(q, k, v, **options)

@@ -15,6 +15,7 @@ from jax.export import DisabledSafetyCheck
 import models.named as hax
 from models.attention import cudnn
 from models.attention.dispatch import attend
+from models.attention.mask import Mask
 from models.jax_versions import NEWEST
 from models.mesh_axes import MeshAxes
 from tests.models import small
@@ -131,7 +132,7 @@ def test_through_the_common_call_and_over_devices(installed, heads):
 
     def run(*arrays):
         arrays = [hax.named(x, y.axes) for x, y in zip(arrays, turned, strict=True)]
-        out = attend(*arrays, backend="cudnn", window=50, mesh_axes=mesh_axes)
+        out = attend(*arrays, Mask(window=50), backend="cudnn", mesh_axes=mesh_axes)
         assert {axis.name for axis in out.axes} == {axis.name for axis in named[0].axes}
         return out.array
 

@@ -9,12 +9,11 @@ import numpy as np
 import pytest
 
 from models.attention.backend_choice import choose_backend
-from models.attention.dispatch import attend
 from pipeline.errors import InputError
 from tests.models import reference, small
-from tests.models.attention.attention_inputs import inputs, segments, value_and_gradients
+from tests.models.attention.attention_inputs import attended, inputs, segments, value_and_gradients
 
-reference_of = eqx.filter_jit(functools.partial(attend, backend="reference"))
+reference_of = eqx.filter_jit(functools.partial(attended, backend="reference"))
 
 
 def oracle(q, k, v, ids, soft_cap, window=None):
@@ -63,7 +62,7 @@ def test_axis_order_does_not_matter(backend):
     want = reference_of(q, k, v, segment_ids=ids)
     turned = q.rearrange(("head_size", "q_per_kv", "batch", "kv_heads", "position"))
     moved = k.rearrange(("head_size", "kv_heads", "position", "batch"))
-    run = eqx.filter_jit(functools.partial(attend, backend=backend))
+    run = eqx.filter_jit(functools.partial(attended, backend=backend))
     got = run(turned, moved, v, segment_ids=ids.rearrange(("position", "batch")))
     np.testing.assert_allclose(got.rearrange(want.axes).array, want.array, atol=1e-6)
 
@@ -96,7 +95,7 @@ CHOICES = [
     ({"platform": "gpu", "segments": True}, "blockwise", "share a sequence"),
     ({"platform": "gpu", "dtype": "float32"}, "blockwise", "not float32"),
     ({"platform": "gpu", "head_size": 320}, "blockwise", "320 is not a multiple of 8 up to 256"),
-    ({"platform": "gpu", "sequence_shards": 2}, "blockwise", "spread over 2 devices"),
+    ({"platform": "gpu", "sequence_shards": 2}, "blockwise", "2 devices share one"),
     ({"platform": "cpu", "position": 128}, "reference", "128 positions on cpu"),
     ({"platform": "cpu", "position": 256}, "blockwise", "256 positions on cpu"),
     ({"platform": "cpu", "window": 100}, "blockwise", "on cpu that attend to up to 100"),
@@ -148,4 +147,4 @@ def test_attend_refuses_what_it_cannot_run(options, position, why):
     """The call itself has no fallback either."""
     q, k, v, _ = inputs(1, position, 1, 1, 64)
     with pytest.raises(InputError, match=why):
-        attend(q, k, v, **options)
+        attended(q, k, v, **options)

@@ -17,13 +17,11 @@ from jax.interpreters import partial_eval
 
 import models.named as hax
 from models.attention import splash
-from models.attention.dispatch import attend
-from models.attention.splash_tiles import SEQ_MINOR
 from models.mesh_axes import MeshAxes
 from models.shape.splash_tiles import choose_way
 from models.transformer import Forward
 from tests.models import small
-from tests.models.attention.attention_inputs import inputs, segments, value_and_gradients
+from tests.models.attention.attention_inputs import attended, inputs, segments, value_and_gradients
 
 
 @contextlib.contextmanager
@@ -39,9 +37,9 @@ def tiled(queries, keys, compute, fused):
         block_q_dq=None if fused else queries,
         block_kv_dq=None if fused else keys,
         use_fused_bwd_kernel=fused,
-        q_layout=SEQ_MINOR,
-        k_layout=SEQ_MINOR,
-        v_layout=SEQ_MINOR,
+        q_layout=splash.SEQ_MINOR,
+        k_layout=splash.SEQ_MINOR,
+        v_layout=splash.SEQ_MINOR,
     )
     with pytest.MonkeyPatch.context() as patch:
         splash.build.cache_clear()
@@ -173,7 +171,7 @@ def test_positions_heads_and_batch_over_devices():
 def test_axis_order_does_not_matter():
     """Inputs as the projections make them, features first."""
     q, k, v, _ = inputs(1, 128, 2, 2, 64)
-    run = eqx.filter_jit(functools.partial(attend, backend="splash", interpret=True))
+    run = eqx.filter_jit(functools.partial(attended, backend="splash", interpret=True))
     want = run(q, k, v)
     turned = q.rearrange(("kv_heads", "q_per_kv", "head_size", "batch", "position"))
     moved = k.rearrange(("kv_heads", "head_size", "batch", "position"))

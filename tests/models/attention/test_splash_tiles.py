@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from models.attention.splash import Kernel, build
-from models.attention.splash_tiles import block_sizes
+from models.attention.splash import Kernel, block_sizes, build
 from models.shape import splash_tiles as tile_choice
 from models.shape.splash_tiles import ScoreMatrix, only_narrow_tiles
 

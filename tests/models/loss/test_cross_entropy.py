@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from models.loss.cross_entropy import summed_losses, token_losses
+from models.loss.cross_entropy import LossOptions, summed_losses, token_losses
 from models.mesh_axes import MeshAxes
 from models.shape.loss_chunks import chunk_count
 from pipeline.errors import InputError
@@ -90,7 +90,7 @@ def ours(hidden, head, targets, weights, z_loss, cap, chunks, mesh_axes=None, by
 
     def objective(hidden, head):
         arrays = hidden, head, targets, weights
-        sums = summed_losses(*arrays, z_loss, cap, chunks, mesh_axes, by_vocabulary)
+        sums = summed_losses(*arrays, LossOptions(z_loss, cap, chunks, mesh_axes, by_vocabulary))
         return sums[0], sums
 
     return jax.grad(objective, argnums=(0, 1), has_aux=True)(hidden, head)
@@ -131,7 +131,7 @@ def test_gradients_equal_automatic_differentiation(cap):
 def test_sums_alone_are_the_same(cap):
     """Without differentiation another program makes the same sums."""
     arrays = inputs(2, 6, 11)
-    alone = jax.jit(lambda *a: summed_losses(*a, 0.1, cap, 3, None))(*arrays)
+    alone = jax.jit(lambda *a: summed_losses(*a, LossOptions(0.1, cap, 3, None)))(*arrays)
     np.testing.assert_allclose(alone, ours(*arrays, 0.1, cap, 3)[1], rtol=1e-6)
     np.testing.assert_allclose(alone, numpy_sums(*arrays, 0.1, cap), rtol=1e-5)
 
@@ -155,7 +155,9 @@ def test_devices_give_what_one_gives(axes, placed, chunks):
     want = ours(*arrays, 0.1, 2.0, 1)
     with jax.set_mesh(small.mesh(**axes)):
         assert small.relative(ours(*arrays, 0.1, 2.0, chunks, mesh_axes), want) < 2e-6
-        alone = jax.jit(lambda *a: summed_losses(*a, 0.1, 2.0, chunks, mesh_axes))(*arrays)
+        alone = jax.jit(lambda *a: summed_losses(*a, LossOptions(0.1, 2.0, chunks, mesh_axes)))(
+            *arrays
+        )
     assert small.relative(alone, want[1]) < 2e-6
 
 
@@ -171,7 +173,7 @@ def test_a_head_spread_over_devices(data):
     want = ours(hidden, head, targets, weights, 0.1, None, 1)
     with jax.set_mesh(mesh):
         got = ours(*spread, 0.1, None, 2, mesh_axes)
-        alone = jax.jit(lambda *a: summed_losses(*a, 0.1, None, 2, mesh_axes))(*spread)
+        alone = jax.jit(lambda *a: summed_losses(*a, LossOptions(0.1, None, 2, mesh_axes)))(*spread)
     assert small.relative(got, want) < 2e-6
     assert small.relative(alone, want[1]) < 2e-6
 
@@ -190,7 +192,7 @@ def test_only_the_objective_has_a_gradient():
 
     def part(index):
         def of(hidden, head):
-            return summed_losses(hidden, head, targets, weights, 0.1, None, 2, None)[index]
+            return summed_losses(hidden, head, targets, weights, LossOptions(0.1, None, 2))[index]
 
         return jax.grad(of, argnums=(0, 1))(hidden, head)
 
@@ -204,7 +206,7 @@ def test_gradients_scale_with_the_cotangent():
 
     def scaled(factor):
         def of(hidden, head):
-            sums = summed_losses(hidden, head, *arrays[2:], 0.1, None, 2, None)
+            sums = summed_losses(hidden, head, *arrays[2:], LossOptions(0.1, None, 2))
             return sums[0] * factor
 
         return jax.grad(of, argnums=(0, 1))(*arrays[:2])
@@ -239,7 +241,7 @@ def test_huge_logits_do_not_overflow():
         gradients, sums = ours(*arrays, 0.0, None, chunks)
         np.testing.assert_allclose(sums, [10_000.0, 10_000.0, 0.0])
         assert all(np.isfinite(gradient).all() for gradient in gradients)
-        nll, _ = token_losses(*arrays[:3], None, chunks)
+        nll, _ = token_losses(*arrays[:3], LossOptions(chunks=chunks))
         np.testing.assert_allclose(nll, [[10_000.0, 0.0]])
 
 
@@ -269,7 +271,7 @@ def test_token_losses_equal_numpy(cap):
     hidden, head, targets, _ = inputs(2, 6, 11)
     want = numpy_losses(hidden, head, targets, cap)[0]
     for chunks in (1, 2, 6):
-        got, best = token_losses(hidden, head, targets, cap, chunks)
+        got, best = token_losses(hidden, head, targets, LossOptions(0.0, cap, chunks))
         likely = np.argmax(np.einsum("ve,ebp->bpv", head, hidden), axis=-1)
         np.testing.assert_array_equal(best, likely == targets)
         np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
@@ -279,8 +281,8 @@ def test_chunks_that_do_not_divide_are_refused():
     """The message names the row and the number, whichever function is called."""
     hidden, head, targets, weights = inputs(1, 12, 5)
     for call in (
-        lambda: summed_losses(hidden, head, targets, weights, 0.0, None, 5, None),
-        lambda: token_losses(hidden, head, targets, None, 5),
+        lambda: summed_losses(hidden, head, targets, weights, LossOptions(chunks=5)),
+        lambda: token_losses(hidden, head, targets, LossOptions(chunks=5)),
     ):
         with pytest.raises(InputError, match=r"divisor of the 12 positions .*, found 5"):
             call()

@@ -12,7 +12,7 @@ import pytest
 
 from models.generate.generate import generate
 from models.generate.sampling_config import Sampling
-from models.loss.cross_entropy import summed_losses, token_losses
+from models.loss.cross_entropy import LossOptions, summed_losses, token_losses
 from models.loss.next_token import next_token_loss, score_tokens
 from models.loss.vocab_chunks import sums_and_gradients
 from models.mesh_axes import MeshAxes
@@ -32,8 +32,8 @@ def padded(head: jax.Array, rows: int = ROWS) -> jax.Array:
 @functools.partial(jax.jit, static_argnums=(4, 5, 6, 7))
 def ours(hidden, head, targets, weights, cap, chunks, mesh_axes, ids):
     def sums(hidden, head):
-        given = (hidden, head, targets, weights, 0.1, cap, chunks, mesh_axes)
-        return summed_losses(*given, id_count=ids)
+        options = LossOptions(0.1, cap, chunks, mesh_axes, id_count=ids)
+        return summed_losses(hidden, head, targets, weights, options)
 
     def objective(hidden, head):
         found = sums(hidden, head)
@@ -60,8 +60,10 @@ def test_padding_has_no_loss_and_no_gradient(cap, chunks):
     gradients, sums, alone = ours(hidden, padded(head), *rest, cap, chunks, None, IDS)
     check(gradients, sums, arrays, cap)
     np.testing.assert_allclose(alone, sums, rtol=1e-6)
-    nll, best = token_losses(hidden, padded(head), rest[0], cap, chunks, IDS)
-    want, want_best = token_losses(hidden, head, rest[0], cap, 1)
+    nll, best = token_losses(
+        hidden, padded(head), rest[0], LossOptions(0.0, cap, chunks, id_count=IDS)
+    )
+    want, want_best = token_losses(hidden, head, rest[0], LossOptions(soft_cap=cap))
     np.testing.assert_allclose(nll, want, rtol=1e-5)
     np.testing.assert_array_equal(best, want_best)
 
