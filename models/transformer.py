@@ -60,7 +60,7 @@ class Forward:
         backend: the result of `models.attention.backend_choice.choose_backend`.
         mesh_axes: mesh axes for the code under `jax.shard_map`; None on one device.
         interpret: run splash in the Pallas interpreter (tests on the CPU).
-        features_first: order of the activations' axes, see `models.layers.linear`.
+        features_first: order of the activations' axes, see `models.layers.matmul`.
         unroll: cycles of layers per iteration of the compiled loop.
         gather: all-gathers one layer's parameters before it runs; None for no gather.
     """
@@ -115,22 +115,13 @@ class Block(eqx.Module):
 
 
 class Transformer(eqx.Module):
-    """A decoder-only language model.
+    """A decoder-only language model."""
 
-    Attributes:
-        embedding: [vocab, embed].
-        position_embedding: [position, embed], None with rotary positions.
-        blocks: all blocks, stacked along "layers".
-        final_norm: the norm before the output head.
-        head: [vocab, embed]; None with a tied embedding.
-        config: the shape of the model.
-    """
-
-    embedding: NamedArray
-    position_embedding: NamedArray | None
-    blocks: hax.Stacked[Block]
+    embedding: NamedArray  # [vocab, embed]
+    position_embedding: NamedArray | None  # [position, embed]; None with rotary positions
+    blocks: hax.Stacked[Block]  # along "layers"
     final_norm: Norm
-    head: NamedArray | None
+    head: NamedArray | None  # [vocab, embed]; None with a tied embedding
     config: TransformerConfig = eqx.field(static=True)
 
     @staticmethod

@@ -93,8 +93,6 @@ def stream(
 
     Args:
         model: the model, already cast to the compute dtype, on one device.
-        prompts: token ids, at least one per prompt.
-        new_tokens: maximum number of new tokens per prompt.
         sampling: how to choose tokens; default: the likeliest token every time.
         eos_id: the token that ends a row; it is included in the result.
         tokens_per_yield: tokens per row between two yields, at most `MAX_TOKENS_PER_CALL`.
@@ -156,11 +154,7 @@ def _stream(
 
 
 def check(config: TransformerConfig, prompts: Prompts, new_tokens: int) -> None:
-    """Raise an error if the model cannot continue the prompts by `new_tokens`.
-
-    Raises:
-        InputError: names the prompt or the argument.
-    """
+    """Raise `InputError` if the model cannot continue the prompts by `new_tokens`."""
     if not prompts:
         raise InputError("generate: expected at least one prompt, found none; give one")
     for index, ids in enumerate(prompts):
@@ -235,15 +229,8 @@ def begin(
 ) -> State:
     """The state after the prefill and the choice of each row's first new token.
 
-    Args:
-        model: the model in the compute dtype.
-        tokens: int32 [batch, position], padded at the end, see `pad_prompts`.
-        lengths: int32 [batch], the lengths of the prompts.
-        new_tokens: int32, maximum number of new tokens per row.
-        rules: how to choose tokens.
-        eos: int32, the id that ends a row, or `NO_TOKEN`.
-        positions: slots of the cache.
-        backend: attention back end.
+    `tokens` and `lengths` are those of `pad_prompts`, `eos` may be `NO_TOKEN`, and `positions` is
+    the number of slots of the cache.
     """
     rows = jnp.arange(tokens.shape[0])
     hidden, cache = prefill(
@@ -266,11 +253,7 @@ def advance(
     *,
     most: int = MAX_TOKENS_PER_CALL,
 ) -> tuple[Array, State]:
-    """Decode up to `new_tokens` more tokens per row; stops when all rows have ended.
-
-    Returns:
-        int32 [batch, most]: the tokens in order, `NO_TOKEN` where a row had ended. The new state.
-    """
+    """Up to `new_tokens` more tokens per row, int32 [batch, most] with `NO_TOKEN` behind them."""
     keys = rules.keys(state.token.shape[0])
 
     def unfinished(carry: tuple[Array, Array, State]) -> Array:

@@ -70,15 +70,13 @@ def prefill(
 ) -> tuple[NamedArray, KVCache]:
     """Final hidden states of the prompts, and the cache of their keys and values.
 
+    Hidden states [batch, position, embed] are valid up to the last token of each row.
+
     Args:
         model: the model in the compute dtype.
         tokens: int32 [batch, position], rows padded at the end with any id.
         positions: slots of the cache, at least the positions of `tokens`.
-        backend: attention back end, see `models.attention.backend_choice.choose_backend`.
-
-    Returns:
-        Hidden states [batch, position, embed] for `Transformer.logits_of`, valid up to the last
-        token of each row. The cache.
+        backend: attention back end.
 
     Raises:
         InputError: rows are longer than the learned positions, or the back end cannot run them.
@@ -120,15 +118,9 @@ def decode(
 ) -> tuple[NamedArray, KVCache]:
     """Final hidden states of one more token per row, and the cache with that token added.
 
-    Args:
-        model: as for `prefill`; its blocks are not read.
-        blocks: the model's blocks, see `models.layers.scan_layers.split_layers`.
-        tokens: int32 [batch].
-        positions: int32 [batch], the positions of the tokens; the slots before them are filled.
-        cache: the cache of the rows; updated in place if donated.
-
-    Returns:
-        Hidden states [batch, embed], the cache.
+    `tokens` and their `positions` are int32 [batch]; the slots before these are filled. `blocks`
+    are those of `split_layers`, and the model's own are not read. A donated cache is updated in
+    place.
     """
     Batch = Axis(BATCH, tokens.shape[0])
     here = hax.named(positions, Batch)

@@ -57,16 +57,9 @@ class Rules(eqx.Module):
 
 
 def choose(logits: Array, rules: Rules, keys: Array, positions: Array) -> Array:
-    """The next token of every row.
+    """The next token of every row, int32 [rows], from finite float32 logits [rows, vocab].
 
-    Args:
-        logits: float32 [rows, vocab], finite.
-        rules: the sampling settings.
-        keys: one random key per row, see `Rules.keys`.
-        positions: int32 [rows], the positions of the chosen tokens.
-
-    Returns:
-        int32 [rows].
+    `keys` are those of `Rules.keys`, `positions` those of the chosen tokens.
     """
 
     def sample(logits: Array) -> Array:

@@ -91,12 +91,8 @@ def describe(config: TransformerConfig) -> str:
 def to_json(config: TransformerConfig, positions: int) -> dict[str, Any]:
     """config.json of a shape, without the keys that depend on the tokenizer and the files.
 
-    Args:
-        config: the shape.
-        positions: longest sequence of training.
-
-    Raises:
-        InputError: no architecture has the shape.
+    `positions` is the longest sequence of training. Raises `InputError` for shapes without an
+    architecture.
     """
     found = architecture_of(config)
     return {
@@ -114,12 +110,8 @@ def from_json(
 ) -> tuple[Architecture, TransformerConfig, int]:
     """Architecture, shape and longest sequence of a config.json.
 
-    Args:
-        content: the JSON.
-        ignore_keys: unknown keys that the caller declares not to change the computation.
-
-    Raises:
-        InputError: an unknown architecture or key, or a setting that cannot be computed here.
+    `ignore_keys` are unknown keys that the caller declares not to change the computation. Raises
+    `InputError` for other ones, and for what cannot be computed here.
     """
     listed = content.get("architectures") or [None]
     if not isinstance(listed, list):

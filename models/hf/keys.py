@@ -7,24 +7,19 @@ from typing import Any
 
 from pipeline.errors import InputError
 
-# Keys about training, generation, storage or display, which do not change what a model computes.
-_HARMLESS = frozenset(
-    (
-        *("_name_or_path", "_attn_implementation", "architectures", "model_type"),
-        *("transformers_version", "torch_dtype", "dtype", "use_cache", "return_dict"),
-        *("bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id", "unk_token_id"),
-        *("attention_dropout", "resid_pdrop", "embd_pdrop", "attn_pdrop", "hidden_dropout"),
-        *("pretraining_tp", "reorder_and_upcast_attn", "output_attentions", "id2label"),
-        *("output_hidden_states", "label2id", "num_labels", "problem_type", "torchscript"),
-        *("summary_type", "summary_use_proj", "summary_activation", "summary_first_dropout"),
-        *("summary_proj_to_labels", "task_specific_params", "chunk_size_feed_forward"),
-        *("gradient_checkpointing", "is_encoder_decoder", "is_decoder", "n_ctx"),
-        *("finetuning_task", "tokenizer_class", "prefix", "max_window_layers"),
-        *("use_sliding_window", "tie_encoder_decoder", "do_sample", "temperature", "top_k"),
-        *("_attn_implementation_autoset", "unsloth_fixed", "unsloth_version", "is_llama_config"),
-        *("top_p", "max_length", "min_length", "num_beams", "repetition_penalty"),
-    )
-)
+_HARMLESS = """
+_name_or_path _attn_implementation architectures model_type transformers_version torch_dtype dtype
+use_cache return_dict bos_token_id eos_token_id pad_token_id sep_token_id unk_token_id
+attention_dropout resid_pdrop embd_pdrop attn_pdrop hidden_dropout pretraining_tp
+reorder_and_upcast_attn output_attentions id2label output_hidden_states label2id num_labels
+problem_type torchscript summary_type summary_use_proj summary_activation summary_first_dropout
+summary_proj_to_labels task_specific_params chunk_size_feed_forward gradient_checkpointing
+is_encoder_decoder is_decoder n_ctx finetuning_task tokenizer_class prefix max_window_layers
+use_sliding_window tie_encoder_decoder do_sample temperature top_k _attn_implementation_autoset
+unsloth_fixed unsloth_version is_llama_config top_p max_length min_length num_beams
+repetition_penalty
+"""
+"""Keys about training, generation, storage or display, which do not change what is computed."""
 
 _MOST = 2**31 - 1  # largest size: an int32, as in other programs that read a config.json
 _LARGEST = (2 - 2**-23) * 2.0**127  # of float32, in which models compute
@@ -41,7 +36,7 @@ class Keys:
     def __init__(self, content: Mapping[str, Any], ignored: Collection[str] = ()) -> None:
         self._content = content
         self._ignored = ignored
-        self._unread = set(content) - _HARMLESS - set(ignored)
+        self._unread = set(content) - set(_HARMLESS.split()) - set(ignored)
 
     def inside(self, content: Mapping[str, Any]) -> Keys:
         """The keys of an object inside this one, with the same keys ignored."""

@@ -32,7 +32,7 @@ LAYERS = "layers"
 
 TOKENS_FIRST = (BATCH, POSITION, EMBED)
 FEATURES_FIRST = (EMBED, BATCH, POSITION)
-"""The two orders of the residual stream's axes, see `models.layers.linear`."""
+"""The two orders of the residual stream's axes, see `models.layers.matmul`."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -18,14 +18,7 @@ from models.shape.config import TransformerConfig
 
 
 class Mlp(eqx.Module):
-    """Up projection, activation, down projection; with a gate for "swiglu".
-
-    Attributes:
-        gate: embed to mlp; None without a gate.
-        up: embed to mlp.
-        down: mlp to embed.
-        kind: see `TransformerConfig.mlp_kind`.
-    """
+    """Up projection, activation, down projection; with a gate for "swiglu"."""
 
     gate: Linear | None
     up: Linear

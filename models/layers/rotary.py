@@ -26,13 +26,9 @@ def rotary_angles(
     base: float,
     scaling: RopeScaling | YarnScaling | None = None,
 ) -> NamedArray:
-    """Angles in radians, float32 [head_size / 2, ...] with the axes of `positions`.
+    """Angles in radians, float32 [head_size / 2, ...] with the axes of the integer `positions`.
 
-    Args:
-        positions: integers; an axis stands for its indices.
-        HeadSize: the axis of the rotated features.
-        base: base of the frequencies.
-        scaling: scaling of the frequencies, or None.
+    An axis stands for its indices.
     """
     Half = HeadSize.resize(HeadSize.size // 2)
     values = frequencies(HeadSize.size, base, scaling).astype(np.float32)
@@ -45,13 +41,7 @@ def rotary_angles(
 def frequencies(
     size: int, base: float, scaling: RopeScaling | YarnScaling | None = None
 ) -> np.ndarray:
-    """Radians per position, float64 [size / 2]; their only error is the later cast to float32.
-
-    Args:
-        size: width of a head.
-        base: base of the frequencies.
-        scaling: scaling of the frequencies, or None.
-    """
+    """Radians per position, float64 [size / 2]; their only error is the later cast to float32."""
     plain = base ** (-2.0 * np.arange(size // 2) / size)
     if isinstance(scaling, RopeScaling):
         return _llama3(plain, scaling)

@@ -29,21 +29,14 @@ KV_AXES = (KV_HEADS, HEAD_SIZE)
 class Attention(eqx.Module):
     """The parameters of grouped-query self-attention.
 
-    Attributes:
-        query: embed to kv_heads, q_per_kv, head_size.
-        key: embed to kv_heads, head_size.
-        value: embed to kv_heads, head_size.
-        output: kv_heads, q_per_kv, head_size to embed.
-        query_norm: norm over head_size, shared by all heads (Dehghani et al., 2023,
-            arXiv:2302.05442, as in Qwen3); None without qk_norm.
-        key_norm: the same for keys.
-        scale: factor on the queries.
+    The norms of queries and keys are shared by all heads (Dehghani et al., 2023, arXiv:2302.05442,
+    as in Qwen3).
     """
 
-    query: Linear
-    key: Linear
+    query: Linear  # embed to kv_heads, q_per_kv, head_size
+    key: Linear  # embed to kv_heads, head_size
     value: Linear
-    output: Linear
+    output: Linear  # kv_heads, q_per_kv, head_size to embed
     query_norm: Norm | None
     key_norm: Norm | None
     scale: float = eqx.field(static=True)

@@ -20,8 +20,6 @@ reduce-scattered over the devices that store a part of the table each. With `Mes
 no device has a whole head: the hidden states of a chunk are all-gathered from the devices that
 share a head, each computes the logits of its ids, and log-sum-exp and target logit are all-reduced
 over them (vocabulary parallelism, Shoeybi et al., 2019, arXiv:1909.08053, section 3).
-
-On CPUs the vocabulary is chunked instead of the positions, see `models.loss.vocab_chunks`.
 """
 
 from __future__ import annotations
@@ -36,7 +34,6 @@ from jax import Array
 from jax.sharding import PartitionSpec
 
 from models.loss.id_parts import IdParts
-from models.loss.vocab_chunks import sums_and_gradients, vocabulary_chunks
 from models.mesh_axes import MeshAxes, TableSplit
 from models.shape.loss_chunks import check_chunks
 
@@ -53,8 +50,6 @@ class LossOptions:
         soft_cap: c in c * tanh(logits / c), or None.
         chunks: number of chunks, a divisor of P.
         mesh_axes: mesh axes that divide batch, positions and the head, or None on one device.
-        by_vocabulary: let the differentiated pass chunk the ids instead of the positions where the
-            logits of such a chunk fit a CPU's cache.
         id_count: rows of the head that belong to an id; later rows are padding, without probability
             or gradient. None: all rows.
     """
@@ -63,7 +58,6 @@ class LossOptions:
     soft_cap: float | None = None
     chunks: int = 1
     mesh_axes: MeshAxes | None = None
-    by_vocabulary: bool = False
     id_count: int | None = None
 
 
@@ -244,20 +238,7 @@ def _forward(
     hidden: Array, head: Array, targets: Array, weights: Array, options: LossOptions
 ) -> tuple[Sums, Gradients]:
     run = functools.partial(_sums_and_gradients, options)
-    mesh_axes = options.mesh_axes
-    divided = mesh_axes is not None and (mesh_axes.heads or mesh_axes.split_tables)
-    if options.by_vocabulary and options.chunks > 1 and not divided:
-        local = targets.size // (1 if mesh_axes is None else mesh_axes.shards(mesh_axes.tokens))
-        vocab_chunks = vocabulary_chunks(head.shape[0], local)
-        if vocab_chunks is not None:
-            run = functools.partial(_by_vocabulary, options, vocab_chunks)
     return _over_devices(run, options, hidden, head, targets, weights)
-
-
-def _by_vocabulary(
-    options: LossOptions, chunks: int, ids: IdParts, *arrays: Array
-) -> tuple[Sums, Gradients]:
-    return sums_and_gradients(options.z_loss, options.soft_cap, chunks, ids.count, *arrays)
 
 
 def _backward(

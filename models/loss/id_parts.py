@@ -11,14 +11,6 @@ from jax import Array
 _NO_PROBABILITY = -1e9  # exp is 0; finite, so that 0 times the soft cap's derivative is 0, not NaN
 
 
-def mask_padding(logits: Array, first: Array | int, count: int | None) -> Array:
-    """Logits [vocab, ...] of the ids from `first` on, with ids >= `count` masked."""
-    if count is None:
-        return logits
-    ids = first + jax.lax.broadcasted_iota(jnp.int32, logits.shape, 0)
-    return jnp.where(ids < count, logits, _NO_PROBABILITY)
-
-
 @dataclasses.dataclass(frozen=True)
 class IdParts:
     """How the ids of logits [vocab, batch, position] are divided over devices.
@@ -34,8 +26,11 @@ class IdParts:
 
     def mask(self, logits: Array) -> Array:
         """`logits` with the padding of the vocabulary masked."""
+        if self.count is None:
+            return logits
         first = jax.lax.axis_index(self.axes) * logits.shape[0] if self.axes else 0
-        return mask_padding(logits, first, self.count)
+        ids = first + jax.lax.broadcasted_iota(jnp.int32, logits.shape, 0)
+        return jnp.where(ids < self.count, logits, _NO_PROBABILITY)
 
     def gather_rows(self, x: Array, axis: int) -> Array:
         """`x` all-gathered along `axis` from the devices that share the ids."""

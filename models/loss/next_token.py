@@ -46,7 +46,6 @@ def next_token_loss(
     segment_ids: NamedArray | None = None,
     z_loss: float = 0.0,
     chunks: int = 1,
-    by_vocabulary: bool = False,
     forward: Forward = DEFAULT,
 ) -> Loss:
     """Loss of predicting every next token of each sequence.
@@ -60,7 +59,6 @@ def next_token_loss(
         z_loss: weight of the squared log-sum-exp (PaLM, Chowdhery et al., 2022, section 5: 1e-4).
         chunks: number of chunks of positions, a divisor of the sequence length (of one device's
             part of it, where `mesh_axes` divides positions).
-        by_vocabulary: chunk the ids instead, which is faster on CPUs; see `summed_losses`.
         forward: how to compute the hidden states.
 
     Raises:
@@ -76,7 +74,6 @@ def next_token_loss(
         soft_cap=model.config.logit_soft_cap,
         chunks=chunks,
         mesh_axes=forward.mesh_axes,
-        by_vocabulary=by_vocabulary,
         id_count=_id_count(model),
     )
     objective, total, z = summed_losses(hidden, head, targets, weight.array, options)

@@ -75,7 +75,6 @@ class LossFunction:
                 segment_ids=self.boundaries.segments(tokens),
                 z_loss=self.config.z_loss,
                 chunks=int(self.config.loss_chunks),
-                by_vocabulary=self.layout.platform == "cpu",
                 forward=self.layout.forward(
                     self.backend, remat=self.config.remat, unroll=self.config.unroll
                 ),

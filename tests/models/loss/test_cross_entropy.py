@@ -84,13 +84,13 @@ def plain(hidden, head, targets, weights, z_loss, cap):
     return jnp.sum(weights * (z_loss * lse**2 - at_target[..., 0]))
 
 
-@functools.partial(jax.jit, static_argnums=(4, 5, 6, 7, 8))
-def ours(hidden, head, targets, weights, z_loss, cap, chunks, mesh_axes=None, by_vocabulary=False):
+@functools.partial(jax.jit, static_argnums=(4, 5, 6, 7))
+def ours(hidden, head, targets, weights, z_loss, cap, chunks, mesh_axes=None):
     """The three sums, and the objective's gradients, from the differentiated forward pass."""
 
     def objective(hidden, head):
         arrays = hidden, head, targets, weights
-        sums = summed_losses(*arrays, LossOptions(z_loss, cap, chunks, mesh_axes, by_vocabulary))
+        sums = summed_losses(*arrays, LossOptions(z_loss, cap, chunks, mesh_axes))
         return sums[0], sums
 
     return jax.grad(objective, argnums=(0, 1), has_aux=True)(hidden, head)

@@ -14,7 +14,6 @@ from models.generate.generate import generate
 from models.generate.sampling_config import Sampling
 from models.loss.cross_entropy import LossOptions, summed_losses, token_losses
 from models.loss.next_token import next_token_loss, score_tokens
-from models.loss.vocab_chunks import sums_and_gradients
 from models.mesh_axes import MeshAxes
 from models.transformer import Transformer
 from tests.models import small
@@ -66,16 +65,6 @@ def test_padding_has_no_loss_and_no_gradient(cap, chunks):
     want, want_best = token_losses(hidden, head, rest[0], LossOptions(soft_cap=cap))
     np.testing.assert_allclose(nll, want, rtol=1e-5)
     np.testing.assert_array_equal(best, want_best)
-
-
-@pytest.mark.parametrize("cap", [None, 1.5])
-def test_padding_in_chunks_of_the_vocabulary(cap):
-    """The last id is inside a chunk, and whole chunks are padding."""
-    arrays = inputs(3, 6, IDS)
-    hidden, head, *rest = arrays
-    found = jax.jit(functools.partial(sums_and_gradients, 0.1, cap, 6, IDS))
-    sums, gradients = found(hidden, padded(head), *rest)
-    check(gradients, sums, arrays, cap)
 
 
 SPREAD = {
