@@ -82,10 +82,10 @@ def with_gradients(function, q, k, v, bar, **options):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("window", [None, 1, 4])
-@pytest.mark.parametrize("soft_cap", [None, 0.7])
-@pytest.mark.parametrize("segmented", [False, True])
-@pytest.mark.parametrize("groups", [(1, 1), (2, 3)])
+@pytest.mark.parametrize(
+    ("groups", "segmented", "soft_cap", "window"),
+    [((2, 3), False, None, None), ((1, 1), True, 0.7, 1), ((2, 3), True, 0.7, 4)],
+)
 def test_output_equals_numpy(groups, segmented, soft_cap, window):
     """What a loop over positions computes, in blocks that do not divide the row."""
     q, k, v, _ = inputs(2, 11, *groups, 6)
@@ -105,15 +105,6 @@ def check_against_plain(position, block, window, soft_cap, segmented, groups, se
     want = with_gradients(plain, q, k, v, bar, **options)
     for ours, theirs in zip(got, want, strict=True):
         np.testing.assert_allclose(ours, theirs, atol=3e-5)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("block", "window", "soft_cap", "segmented", "groups"),
-    [(32, None, None, False, (2, 2)), (7, 9, 0.9, True, (2, 2)), (5, None, None, True, (1, 3))],
-)
-def test_gradients_equal_those_of_plain_attention(block, window, soft_cap, segmented, groups):
-    check_against_plain(21, block, window, soft_cap, segmented, groups, 0)
 
 
 @pytest.mark.slow

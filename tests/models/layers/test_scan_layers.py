@@ -58,32 +58,6 @@ def test_windows_repeat_the_pattern(pattern, layers, window):
     assert len(config.windows) == layers
 
 
-def test_the_patterns_of_the_seeds():
-    """SSSL over 8 layers is two cycles of four; what no cycle holds is applied after them."""
-    config = small.config(layers=8, window_pattern="SSSL", window=5)
-    assert config.windows == (5, 5, 5, None, 5, 5, 5, None)
-    assert cycles_of(config.windows) == (4, 2)
-    odd = small.config(layers=5, window_pattern="SL", window=5)
-    assert odd.windows == (5, None, 5, None, None)
-    assert cycles_of(odd.windows) == (2, 2)
-    assert cycles_of(small.config(layers=7).windows) == (1, 7)
-
-
-@pytest.mark.parametrize(
-    ("layers", "pattern", "cycles"),
-    [
-        (26, "SSSSSL", (6, 4)),  # Gemma 3
-        (34, "SSSSSL", (6, 5)),
-        (30, "SSSL", (4, 7)),
-        (32, "S", (1, 32)),  # Mistral
-    ],
-)
-def test_published_patterns_that_do_not_divide_the_depth(layers, pattern, cycles):
-    """The loop's body is one pattern, whatever is left after the last whole one."""
-    config = small.config(layers=layers, window_pattern=pattern, window=5)
-    assert cycles_of(config.windows) == cycles
-
-
 @settings(max_examples=15)
 @given(data=st.data())
 def test_layers_are_applied_in_order(data):
