@@ -73,7 +73,7 @@ class Trial:
         return number
 
     def score(self, model):
-        return Scored(rows=[{**ROW, "loss": 1 / model}], samples=[], tasks=[])
+        return Scored(rows=[{**ROW, "loss": 1 / model}], samples=[])
 
     def publish(self, steps, folder):
         """From now on, the training is published with checkpoints of these steps."""
