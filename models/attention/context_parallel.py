@@ -35,12 +35,7 @@ def zigzag_order(position: int, shards: int) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True)
 class Exchange:
-    """Collectives between the devices that share a sequence.
-
-    Attributes:
-        axes: mesh axes that divide the positions.
-        shards: number of devices along `axes`.
-    """
+    """Collectives between the `shards` devices along `axes`, which share a sequence."""
 
     axes: tuple[str, ...]
     shards: int

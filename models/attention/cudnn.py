@@ -30,16 +30,8 @@ def cudnn(
 ) -> Array:
     """Attention output with the axes and dtype of the queries.
 
-    Args:
-        q_BPHD: queries [batch, position, heads, head_size], already scaled; the query heads of one
-            key/value head are adjacent.
-        k_BPKD: keys [batch, position, kv_heads, head_size], in the queries' dtype.
-        v_BPKD: values, same shape and dtype as the keys.
-        window: positions each position attends to, itself included; None for all.
-        mesh_axes: mesh axes that divide batch and heads, or None for one device.
-
-    Raises:
-        RuntimeError: from JAX, when cuDNN is not installed.
+    Queries are scaled, and those of one key/value head are adjacent. `mesh_axes` divide batch and
+    heads. JAX raises `RuntimeError` when cuDNN is not installed.
     """
     local = functools.partial(_attention, window)
     if mesh_axes is None:

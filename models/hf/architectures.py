@@ -34,15 +34,9 @@ _ROTARY = {
 class Architecture:
     """A class of `transformers` for causal language models.
 
-    Attributes:
-        name: name of the class, as in config.json's "architectures".
-        model_type: "model_type" of config.json.
-        fields: values that a `TransformerConfig` must have.
-        also: further conditions: returns the fields that violate one, as "field=value ...".
-        write: the keys of config.json specific to the architecture, from a shape and the longest
-            sequence of training.
-        read: the shape of a config.json and its longest sequence.
-        tensors: the tensors of a shape, in the order of the files.
+    `fields` are values that a `TransformerConfig` must have; `also` returns the fields that violate
+    a further condition, as "field=value ...". `write` takes and `read` returns a shape and the
+    longest sequence of training.
     """
 
     name: str
@@ -64,11 +58,7 @@ class Architecture:
 
 
 def architecture_of(config: TransformerConfig) -> Architecture:
-    """The architecture of a shape.
-
-    Raises:
-        InputError: no architecture has the shape; names the fields that the nearest ones forbid.
-    """
+    """The architecture of a shape; `InputError` names the fields that the nearest ones forbid."""
     obstacles = {known.name: known.obstacles(config) for known in ARCHITECTURES}
     for known in ARCHITECTURES:
         if not obstacles[known.name]:

@@ -26,12 +26,7 @@ _LARGEST = (2 - 2**-23) * 2.0**127  # of float32, in which models compute
 
 
 class Keys:
-    """The keys of a config.json; `finish` raises an error for keys that were never read.
-
-    Args:
-        content: the JSON.
-        ignored: unknown keys that the caller declares not to change the computation.
-    """
+    """The keys of a config.json; `finish` raises an error for keys that were never read."""
 
     def __init__(self, content: Mapping[str, Any], ignored: Collection[str] = ()) -> None:
         self._content = content

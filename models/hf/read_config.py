@@ -30,11 +30,8 @@ def _common(keys: Keys, tied: bool) -> dict[str, Any]:
 def rotary(keys: Keys, longest: int, kv_heads: int | None = None, **more: Any) -> Read:
     """The shape of Llama and of the architectures with its key names.
 
-    Args:
-        keys: the keys of config.json.
-        longest: default of `max_position_embeddings`.
-        kv_heads: default of `num_key_value_heads`; None for as many as there are heads.
-        more: fields of the shape that differ from Llama's.
+    `longest` and `kv_heads` are defaults, None for as many as there are heads; `more` are fields
+    that differ from Llama's.
     """
     positions = keys.count("max_position_embeddings", longest)
     base, scaling = rope.read(keys, positions)

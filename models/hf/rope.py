@@ -54,15 +54,7 @@ def write(config: TransformerConfig) -> dict[str, Any]:
 
 
 def read(keys: Keys, positions: int) -> tuple[float, RopeScaling | YarnScaling | None]:
-    """Base and scaling of the rotary frequencies.
-
-    Args:
-        keys: the keys of config.json.
-        positions: longest sequence, which is the original context where none is given.
-
-    Raises:
-        InputError: an unsupported kind of scaling, or a missing setting of a supported one.
-    """
+    """Base and scaling of the rotary frequencies; `positions` is the default original context."""
     base = keys.number("rope_theta", _BASE, above=0)
     keys.expect("partial_rotary_factor", 1.0, 1)
     original = keys.count("original_max_position_embeddings", positions)

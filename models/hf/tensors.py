@@ -18,34 +18,24 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Part:
-    """One of our arrays, or a layer of one, as a matrix or a vector.
+    """One of our arrays, or a layer of one, as a matrix or a vector."""
 
-    Attributes:
-        path: path of the array in a `Transformer`, such as "blocks.stacked.mlp.up.matrix".
-        layer: index in the array's first axis; None where it has no axis of layers.
-        shape: (in, out) of a matrix, (rows, embed) of a table without its padding, or (features,).
-    """
-
-    path: str
-    layer: int | None
-    shape: tuple[int, ...]
+    path: str  # in a `Transformer`, such as "blocks.stacked.mlp.up.matrix"
+    layer: int | None  # index in the array's first axis; None where it has no axis of layers
+    shape: tuple[int, ...]  # (in, out), (rows, embed) of a table without padding, or (features,)
 
 
 @dataclass(frozen=True)
 class Tensor:
     """A tensor in the files of another project.
 
-    Attributes:
-        name: the tensor's name in the files.
-        parts: our arrays, concatenated along the last axis.
-        transposed: whether the tensor is stored as [out, in]; ours are [in, out].
-        mirrored: the head size where the second half of each head's features has the opposite sign,
-            because the other project rotates in the opposite direction. 0 for the same sign.
+    `mirrored` is the head size where the second half of each head's features has the opposite sign,
+    because the other project rotates in the opposite direction; 0 for the same sign.
     """
 
     name: str
-    parts: tuple[Part, ...]
-    transposed: bool = False
+    parts: tuple[Part, ...]  # concatenated along the last axis
+    transposed: bool = False  # stored as [out, in]; ours are [in, out]
     mirrored: int = 0
 
     @property

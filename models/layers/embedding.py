@@ -47,13 +47,7 @@ class _Sharding:
 
 
 def look_up(table_VE: Array, ids_BP: Array, mesh_axes: MeshAxes | None) -> Array:
-    """Rows [batch, position, embed] of a table [vocab, embed] for int32 ids [batch, position].
-
-    Args:
-        table_VE: any float dtype.
-        ids_BP: in [0, V).
-        mesh_axes: mesh axes that divide batch, position and the table, or None on one device.
-    """
+    """Rows [batch, position, embed] of a table [vocab, embed] for int32 ids in [0, V)."""
     table = TableSplit() if mesh_axes is None else mesh_axes.table_split(*table_VE.shape)
     if mesh_axes is None or not table.axes:
         return jnp.take(table_VE, ids_BP, axis=0)

@@ -11,11 +11,7 @@ from models.shape.remat_names import saved_names
 
 
 def checkpoint_policy(remat: str) -> Callable[..., Any] | None:
-    """The `jax.checkpoint` policy of a setting; None where `jax.checkpoint` is not used.
-
-    Raises:
-        InputError: the setting or one of its names is unknown.
-    """
+    """The `jax.checkpoint` policy of a setting; None where `jax.checkpoint` is not used."""
     policies = jax.checkpoint_policies
     if remat == "none":
         return None

@@ -32,14 +32,10 @@ def apply_layers(
     *,
     unroll: int = 1,
 ) -> NamedArray:
-    """`x` after all layers, where `apply(block, x, kind)` applies one.
+    """`x` after all layers, where `apply(block, x, kind)` applies one; axes and dtype unchanged.
 
-    Args:
-        stacked: a block whose named arrays all have the axis "layers".
-        x: the carry; the result has its axes and dtype.
-        apply: applies one layer.
-        kinds: the static property of each layer, one entry per layer.
-        unroll: cycles of layers per iteration of the compiled loop.
+    The named arrays of `stacked` all have the axis "layers", and `kinds` are the layers' static
+    properties. The compiled loop applies `unroll` cycles of layers per iteration.
     """
 
     def alone(block: Any, x: NamedArray, kind: Kind) -> tuple[NamedArray, None]:

@@ -29,14 +29,8 @@ def chunk_count(
 ) -> int:
     """The number of chunks of positions whose float32 logits fit `budget` bytes on a device each.
 
-    The smallest sufficient divisor of `position`, or `position` where no divisor is sufficient.
-
-    Args:
-        batch: sequences of the global batch.
-        position: tokens per sequence.
-        vocab: number of ids.
-        shards: devices that divide the batch evenly.
-        budget: bytes per device.
+    The smallest sufficient divisor of `position`, or `position` where no divisor is sufficient;
+    `shards` devices divide the batch evenly.
     """
     needed = math.ceil(batch * position * vocab * 4 / shards / budget)
     small = [chunks for chunks in range(1, math.isqrt(position) + 1) if position % chunks == 0]

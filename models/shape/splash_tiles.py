@@ -157,9 +157,6 @@ def choose_tiles(
     grow with the square of the positions.
 
     Args:
-        position: tokens per sequence.
-        head_size: width of one head.
-        window: positions each position attends to, or None for all.
         sequence_shards: devices that share a sequence's queries; `position` is a multiple of
             128 * sequence_shards.
         heads: query heads of all sequences that a device computes at once.
