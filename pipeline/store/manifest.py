@@ -227,7 +227,9 @@ def parse(url: str, path: str) -> Manifest | None:
         schema = tree.pop("schema", None) if isinstance(tree, dict) else None
         if type(schema) is int and schema not in (SCHEMA, _INLINE_ONLY):
             raise CorruptOutput(f"{url}: schema {schema}, this version reads {SCHEMA}; {_AWAY}")
-        if not isinstance(tree, dict) or "shards" not in tree:
+        if type(schema) is not int:
+            raise ValueError(f"schema {schema!r}")
+        if "shards" not in tree:
             raise ValueError("no shards")
         listed, many = tree["shards"], schema == SCHEMA and isinstance(tree["shards"], dict)
         manifest = decode(Manifest, {**tree, "shards": ()})
