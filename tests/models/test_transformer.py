@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 import models.named as hax
 from models.attention.dispatch import attend
+from models.attention.mask import Mask
 from models.layers.precision import cast
 from models.layers.rotary import rotary_angles
 from models.shape.config import TransformerConfig
@@ -118,7 +119,7 @@ def first_layer(model, rows, window):
     x = model.embedding.take("vocab", small.named(rows)).rearrange(("embed", "batch", "position"))
     angles = rotary_angles(x.resolve_axis("position"), hax.Axis("head_size", 8), 10_000.0)
     block = next(iter(model.blocks.unstacked()))
-    return block(x, angles, partial(attend, backend="reference", window=window))[0].array
+    return block(x, angles, partial(attend, mask=Mask(window), backend="reference"))[0].array
 
 
 @pytest.mark.parametrize("base", [10_000.0, 500_000.0, 1_000_000.0])

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 import models.named as hax
 from models.attention.dispatch import attend
+from models.attention.mask import Mask
 from models.layers.axes import TOKENS_FIRST, model_axes
 from models.layers.rotary import rotary_angles
 from models.layers.scan_layers import apply_layers
@@ -91,7 +92,7 @@ def test_the_scan_equals_a_loop_over_layers(changes):
         x = model.embedding.take("vocab", rows).rearrange(TOKENS_FIRST)
         blocks = model.blocks.unstacked()
         for block, window in zip(blocks, reference.layer_windows(model.config), strict=True):
-            x, _ = block(x, angles, partial(attend, backend="reference", window=window))
+            x, _ = block(x, angles, partial(attend, mask=Mask(window), backend="reference"))
         logits = model.logits_of(model.final_norm(x))
         return logits.rearrange(("batch", "position", "vocab")).array
 
