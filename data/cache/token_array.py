@@ -180,7 +180,7 @@ class TokenArray:
             else:
                 parts.append([piece])
         self._load_heads({part[0].shard for part in parts})
-        # Read as many chunks as the buffer takes, check them in one go, copy them out, go on.
+        # Read as many chunks as the buffer takes, check them in one go, copy them out, continue.
         used, group = 0, list[tuple[list[_Piece], int]]()
         for part, fill in zip(parts, self._request(parts), strict=True):
             count = part[0].last - part[0].first

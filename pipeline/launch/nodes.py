@@ -248,7 +248,7 @@ class Hosts:
         return lost if there and late else ""
 
     def end(self, status: int) -> None:
-        """Tell every host that the run has ended; one that is not told loses its Ray soon."""
+        """Send every host the end of the run; one that misses it loses its Ray soon."""
         with contextlib.suppress(Exception):
             for _ in on_each(self._nodes, _END_SECONDS, leave, status):
                 pass

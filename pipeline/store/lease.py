@@ -203,7 +203,7 @@ def holder(root: str, names: Collection[str] | None = None) -> Holder | None:
 
 
 def end(root: str) -> Holder | None:
-    """Release the newest lease, whoever holds it, for an operator; returns the owner."""
+    """Release the newest lease, of any holder, for an operator; returns the owner."""
     found = holder(root)
     if found is not None:
         storage.create(_base_url(root, found.number) + ".done", b"")
