@@ -137,8 +137,7 @@ def _run_verb(
 _MODULES = {
     "run": "run",
     "launch": "launch",
-    "stop": "watch",
-    "logs": "logs",
+    **dict.fromkeys(["stop", "logs"], "watch"),
     **dict.fromkeys(["plan", "status", "show"], "inspection"),
     **dict.fromkeys(["verify", "gc", "adopt", "unlock", "doctor"], "maintenance"),
 }

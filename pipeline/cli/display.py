@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from pipeline import events
 from pipeline.events import Event
+from pipeline.execute.logs import Copies
 from pipeline.execute.run_record import DONE, RunRecord, StepRecord
-from pipeline.execute.screen import Copies
 
 if TYPE_CHECKING:
     from rich.console import Console

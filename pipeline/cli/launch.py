@@ -102,7 +102,7 @@ def _flags(context: Context) -> list[str]:
 
 def _local(context: Context, hardware: Hardware, name: str) -> int:
     """Run the experiment on an imitated pod, with this process's interpreter and program."""
-    from pipeline.launch.local import run_local
+    from pipeline.launch.join import run_local
 
     # Such as [python, -m, module, launch, FILE, ...] or [python, FILE, launch, ...].
     typed = sys.orig_argv

@@ -10,7 +10,7 @@ from typing import Any
 from pipeline.cli.context import Context, say
 from pipeline.cli.inspection import say_json
 from pipeline.errors import InputError, PonenteError, StoreUnavailable
-from pipeline.execute import adopt as adoption
+from pipeline.execute import reference
 from pipeline.graph.declaration import load_experiment
 from pipeline.graph.order import topological
 from pipeline.graph.step import Node
@@ -145,20 +145,20 @@ def adopt(context: Context) -> int:
     """Publish an existing output under a step's key, recorded as adopted; --undo removes it."""
     node, store = context.step(), context.store
     if context.options.undo:
-        removed, built = adoption.undo(store, node)
+        removed, built = reference.undo(store, node)
         for path in removed:
             say(f"removed {path}")
         for path in built:
             say(f"warning: {path} was built from a removed output; build it again with --force")
         return 0
     seen = read_state(topological([node]), store)
-    source = adoption.choose(store, node, seen, context.options.source)
+    source = reference.choose(store, node, seen, context.options.source)
     say(f"{node.label}: {source.path}")
     for line in source.differences:
         say(f"  ignored difference: {line}")
     if not context.options.source:
         confirm(context, f"adopt {source.path} as {node.label}")
-    found = adoption.adopt(store, node, seen, source)
+    found = reference.adopt(store, node, seen, source)
     undo = f"; undo with adopt {shlex.quote(node.label)} --undo" if found.elsewhere else ""
     say(f"{node.label}: adopted {source.path}{undo}")
     return 0

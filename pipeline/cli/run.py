@@ -14,14 +14,12 @@ from pipeline import events
 from pipeline.cli.context import Context, say
 from pipeline.cli.display import choose
 from pipeline.cli.inspection import entries, recorded, say_facts
-from pipeline.cli.interrupts import INTERRUPTED, FirstSignal, Interrupts
-from pipeline.cli.stopping import Stopping
+from pipeline.cli.stopping import INTERRUPTED, FirstSignal, Interrupts, Stopping
 from pipeline.cli.streams import survive_closed_streams
 from pipeline.errors import Cancelled, InputError, PonenteError
-from pipeline.execute.backend import Backend, InlineBackend
+from pipeline.execute.backend import Backend, InlineBackend, refuse_several_hosts
 from pipeline.execute.event_log import EventLog
 from pipeline.execute.executor import Execution
-from pipeline.execute.small import refuse_several_hosts
 from pipeline.graph.declaration import FULL
 from pipeline.graph.facts import Published
 from pipeline.graph.order import unique_labels

@@ -7,12 +7,20 @@ finished, and training saves a checkpoint.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import functools
 import json
+import os
 import queue
+import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
+
+import psutil
 
 from pipeline import events
 from pipeline.cli.context import say
@@ -91,3 +99,169 @@ class Stopping:
         ]
         what = "; ".join(steps) or "a step that has not begun"
         return f"waiting for {what}; Ctrl-C again ends it at once"
+
+
+END_SECONDS = 2.0
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_SHOW_CURSOR = b"\x1b[?25h"
+INTERRUPTED = "interrupted; finished steps are kept, run it again to resume"
+
+
+class FirstSignal:
+    """Context in which the first Ctrl-C or `kill` stops a run, in a process with other work.
+
+    Only while `stopping` lasts is anything installed: every other signal, a second one included,
+    raises `KeyboardInterrupt` or does what the program itself made of it.
+    """
+
+    def __init__(self) -> None:
+        self.status = 130
+        self._count = 0
+        self._stop: Callable[[], None] | None = None
+        self._previous: dict[int, Any] = {}
+
+    def __enter__(self) -> FirstSignal:
+        # Now, since Ray installs its own at start and does not take them back.
+        self._previous = {number: signal.getsignal(number) for number in _SIGNALS}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if threading.current_thread() is threading.main_thread():
+            for number, handler in self._previous.items():
+                signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
+    def _install(self) -> None:
+        if threading.current_thread() is threading.main_thread():
+            for number in _SIGNALS:
+                signal.signal(number, self._handle)
+
+    def _uninstall(self) -> None:
+        FirstSignal.__exit__(self)
+
+    @contextlib.contextmanager
+    def stopping(self, stop: Callable[[], None]) -> Iterator[None]:
+        """While the block runs, the first signal calls `stop` instead of ending the run."""
+        self._stop = stop
+        self._install()
+        try:
+            yield
+        finally:
+            self._stop = None
+            self._uninstall()
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Let only a second signal interrupt this block; a first one raises at its end."""
+        count = self._count
+        with self.stopping(lambda: None):
+            yield
+        if self._count > count and sys.exc_info()[0] is None:
+            raise KeyboardInterrupt
+
+    def preempted(self) -> None:
+        """Handle a SIGTERM that a step in this process caught as if it had arrived here."""
+        self._handle(signal.SIGTERM, None)
+
+    def terminated(self) -> KeyboardInterrupt:
+        """The exception to raise after a library handled SIGTERM itself."""
+        self.status = 128 + signal.SIGTERM
+        return KeyboardInterrupt()
+
+    def _handle(self, number: int, frame: Any) -> None:
+        del frame
+        self._count += 1
+        self.status = 128 + number if self._count == 1 else self.status
+        if self._count == 1 and self._stop is not None:
+            self._stop()
+        else:
+            self._interrupt()
+
+    def _interrupt(self) -> None:
+        raise KeyboardInterrupt
+
+
+class Interrupts(FirstSignal):
+    """Context in which both signals are the run's, in a process that has no other work.
+
+    A signal that does not stop the run ends the process within `END_SECONDS`, with all that it
+    started.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._ending = False
+        # SimpleQueue.put is reentrant, so a signal handler may call it.
+        self._requests: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._serve, name="interrupts", daemon=True)
+
+    def __enter__(self) -> Interrupts:
+        super().__enter__()
+        self._thread.start()
+        self._install()
+        if threading.current_thread() is threading.main_thread():
+            # A closed ssh session must not end the run; Ray's processes inherit SIG_IGN.
+            self._previous[signal.SIGHUP] = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        super().__exit__()
+        if not self._ending:
+            self._requests.put("over")
+        _ignore_at_exit()
+
+    def _uninstall(self) -> None: ...
+
+    def terminated(self) -> KeyboardInterrupt:
+        self._begin_to_end()
+        return super().terminated()
+
+    def leave(self) -> None:
+        """Exit now if a signal interrupted work halfway, without tearing that work down.
+
+        A Ray that is still starting, for example, aborts the interpreter when it is torn down.
+        """
+        if self._ending:
+            sys.stdout.flush()
+            _end(self.status)
+
+    def _interrupt(self) -> None:
+        if self._ending:
+            _end(self.status, INTERRUPTED)
+        self._begin_to_end()
+        raise KeyboardInterrupt
+
+    def _begin_to_end(self) -> None:
+        self._ending = True
+        self._requests.put("end")
+        # Errors from objects that are torn down halfway are noise.
+        sys.unraisablehook = lambda _: None
+
+    def _serve(self) -> None:
+        if self._requests.get() == "over":
+            return
+        # Give the main thread this long to end by itself; another request ends the wait.
+        with contextlib.suppress(queue.Empty):
+            self._requests.get(timeout=END_SECONDS)
+        _end(self.status, INTERRUPTED)
+
+
+def _end(status: int, message: str = "") -> None:
+    """Kill this process and its descendants at once."""
+    with contextlib.suppress(AttributeError, OSError, ValueError):
+        if sys.stdout.isatty():
+            os.write(sys.stdout.fileno(), _SHOW_CURSOR)
+        if message:
+            os.write(sys.stderr.fileno(), f"{message}\n".encode())
+    # Ray's agents outlive a killed driver by a minute.
+    with contextlib.suppress(psutil.Error):
+        for process in psutil.Process().children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+    os._exit(status)
+
+
+@functools.cache
+def _ignore_at_exit() -> None:
+    """Ignore both signals at exit, where a Ctrl-C would only print an interpreter stack trace."""
+    for number in _SIGNALS:
+        atexit.register(signal.signal, number, signal.SIG_IGN)

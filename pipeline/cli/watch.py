@@ -1,4 +1,4 @@
-"""`status --watch` and `stop`: follow or stop a run from any machine, through its store."""
+"""`status --watch`, `stop`, `logs`: follow or stop a run from any machine, through its store."""
 
 from __future__ import annotations
 
@@ -12,13 +12,18 @@ from typing import Any
 from pipeline.cli.context import Context, say
 from pipeline.cli.stopping import LOOK_SECONDS, request_stop
 from pipeline.errors import InputError
+from pipeline.execute.logs import processes
 from pipeline.execute.run_record import KILLED, STATES, RunRecord, StepRecord
 from pipeline.graph.declaration import Declaration
 from pipeline.pages.readable import moment
 from pipeline.pages.record import Follower, runs
+from pipeline.store import lease, storage
+from pipeline.store.append import Tail
 from pipeline.store.process import host_name, this_host
+from pipeline.store.shards import ATTEMPTS
 
 _POLL_SECONDS = 5.0
+_LOG_SECONDS = 2.0
 
 
 def watch(context: Context, seconds: float = _POLL_SECONDS) -> int:
@@ -126,3 +131,54 @@ def _screen() -> Iterator[Callable[[Sequence[str]], None]]:
 
     with Live(auto_refresh=False) as live:
         yield lambda lines: live.update(Text("\n".join(lines)), refresh=True)
+
+
+def logs(context: Context) -> int:
+    """Print the logs of a step's last attempt; with --follow until no attempt runs."""
+    node = context.step()
+    path = context.store.path(node)
+    while not (found := _newest(path)[1]) and context.options.follow and _runs(path):
+        time.sleep(_LOG_SECONDS)
+    if not found:
+        raise InputError(f"{node.label}: found no log of an attempt under {path}")
+    if context.options.follow:
+        follow(path, lambda: _runs(path))
+        return 0
+    for url in found:
+        say(f"==> {url}")
+        say(Tail(url).more().decode(errors="replace"))
+    return 0
+
+
+def _runs(path: str) -> bool:
+    holder = lease.holder(path)
+    return holder is not None and holder.responsive
+
+
+def follow(path: str, running: Callable[[], bool], seconds: float = _LOG_SECONDS) -> None:
+    """Print the logs of the step in `path` as they grow, those of later attempts included."""
+    tails: dict[str, Tail] = {}
+    shown = ""
+    while True:
+        more = running()
+        attempt, found = _newest(path)
+        if attempt != shown:
+            say(f"==> {attempt}")
+            shown, tails = attempt, {}
+        for url in found:
+            text = tails.setdefault(url, Tail(url)).more().decode(errors="replace")
+            name = url.rpartition("/")[2].removesuffix(".txt")
+            prefix = f"{name} | " if len(found) > 1 else ""
+            for line in text.splitlines():
+                say(f"{prefix}{line}")
+        if not more:
+            return
+        time.sleep(seconds)
+
+
+def _newest(path: str) -> tuple[str, list[str]]:
+    attempts = storage.join(path, ATTEMPTS)
+    for name in reversed(storage.list_names(attempts)):
+        if found := processes(storage.join(attempts, name)):
+            return storage.join(attempts, name), found
+    return "", []

@@ -23,7 +23,7 @@ import msgspec
 from pipeline import events
 from pipeline.errors import Cancelled, StepFailed, one_line
 from pipeline.events import Event
-from pipeline.execute.backend import Backend
+from pipeline.execute.backend import Backend, why_small
 from pipeline.execute.driver_store import (
     claim,
     corrupt_outputs,
@@ -37,7 +37,6 @@ from pipeline.execute.errands import Errands
 from pipeline.execute.event_log import EventLog
 from pipeline.execute.node_state import NodeState, Phase, States
 from pipeline.execute.request import Ending, Outcome
-from pipeline.execute.small import why_small
 from pipeline.graph.order import topological
 from pipeline.graph.step import Node
 from pipeline.identity import provenance

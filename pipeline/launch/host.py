@@ -10,15 +10,18 @@ from __future__ import annotations
 import contextlib
 import glob
 import importlib.metadata
+import json
 import os
+import re
 import time
+import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from pipeline.accelerators import GPUS, TPUS
 from pipeline.errors import InputError
 from pipeline.graph.hardware import Hardware, pod
-from pipeline.launch.google import accelerator_type, slice_metadata
+from pipeline.launch.job import accelerator_type
 
 VARIABLES = {
     "type": "TPU_ACCELERATOR_TYPE",
@@ -32,6 +35,8 @@ LABEL = "ponente-host"  # Ray's label with the number of a host in the hardware
 CLOCK_SECONDS = 10.0  # a larger offset breaks signed store requests and the order of logs
 _DEVICES = {"tpu": ("accel[0-9]*", "vfio/[0-9]*"), "gpu": ("nvidia[0-9]*",)}
 _SHOWN = 3
+_METADATA_SECONDS = 2.0
+_METADATA_TRIES = 3
 
 
 @dataclass(frozen=True)
@@ -134,6 +139,38 @@ def find(hardware: str, worker: str, name: str, slice_id: str = "") -> Host:
     number = _number("worker id", facts, wanted.hosts_per_slice, wanted)
     of_slice = _number("slice id", facts, wanted.slices, wanted)
     return Host(wanted, number, name or facts["name"] or "slice", of_slice)
+
+
+def _attributes() -> dict[str, str]:
+    """Metadata of this virtual machine; empty on other machines."""
+    # Google's own clients read this variable too.
+    host = os.environ.get("GCE_METADATA_HOST", "metadata.google.internal")
+    url = f"http://{host}/computeMetadata/v1/instance/attributes/?recursive=true"
+    request = urllib.request.Request(url, headers={"Metadata-Flavor": "Google"})
+    for _ in range(_METADATA_TRIES):
+        try:
+            with urllib.request.urlopen(request, timeout=_METADATA_SECONDS) as answer:
+                return {name: str(value) for name, value in json.load(answer).items()}
+        except (OSError, ValueError) as error:
+            # Elsewhere there is no such host; on Google's machines it may be slow at boot.
+            if not isinstance(getattr(error, "reason", error), TimeoutError):
+                break
+    return {}
+
+
+def slice_metadata() -> dict[str, str]:
+    """What the metadata says of this host's slice, by the names of `VARIABLES`."""
+    found = _attributes()
+    # Lines of `NAME: 'value'`.
+    more = dict(re.findall(r"^\s*(\w+):\s*'?([^'\n]*?)'?\s*$", found.get("tpu-env", ""), re.M))
+    return {
+        "type": found.get("accelerator-type") or more.get("ACCELERATOR_TYPE", ""),
+        "topology": more.get("TOPOLOGY", ""),
+        "worker id": found.get("agent-worker-number") or more.get("WORKER_ID", ""),
+        "name": found.get("instance-id") or more.get("NODE_ID", ""),
+        "slices": more.get("MEGASCALE_NUM_SLICES", ""),
+        "slice id": more.get("MEGASCALE_SLICE_ID", ""),
+    }
 
 
 def _number(fact: str, facts: Mapping[str, str], count: int, wanted: Hardware) -> int:

@@ -1,12 +1,18 @@
-"""The job to launch (an experiment's command and its hardware), and what a back end makes of it."""
+"""The job to launch (an experiment's command and its hardware), and what a back end makes of it.
+
+Google's names are from cloud.google.com/tpu/docs (runtimes, v4, v5e, v5p, v6e) and GKE's "Plan
+TPUs".
+"""
 
 from __future__ import annotations
 
 import importlib.metadata
 import re
+import shlex
 from dataclasses import dataclass
 from typing import Any
 
+from pipeline.accelerators import TPUS
 from pipeline.errors import InputError
 from pipeline.graph.hardware import Hardware
 from pipeline.graph.order import topological
@@ -16,6 +22,17 @@ from pipeline.store import storage
 FOLDER = "launch"  # generated files are written here, and commands read them from here
 _NAME_LENGTH = 40  # Google's names end at 63 characters, and back ends add to them
 _ZONE = re.compile(r"[a-z]+-[a-z]+\d{1,2}-[a-z]")
+PORT = 6380  # SkyPilot runs its own Ray at the default port 6379
+_WAIT = "20m"  # machines that exist are billed; hosts of a slice boot within minutes of each other
+# The Ubuntu 22.04 of TPU images has Python 3.10, and its package archive 3.11. After a boot,
+# Ubuntu's own updates hold apt's lock for minutes.
+SETUP = """\
+command -v python3.11 || {
+  apt="sudo apt-get -q -y -o DPkg::Lock::Timeout=600"
+  $apt update && $apt install python3.11 python3.11-venv make
+} && make setup PYTHON=python3.11
+"""
+LOST = "75"  # the status of `join` on a host that lost its Ray or the head
 _IMAGE = re.compile(r"[a-z0-9][\w./:@-]*[\w]")
 
 
@@ -146,3 +163,63 @@ def hardware_of(targets: list[Node]) -> Hardware:
         f"launch: expected steps on one TPU slice or kind of GPU host, {requested}; set the "
         "experiment's hardware, such as --hardware v6e-16"
     )
+
+
+@dataclass(frozen=True)
+class Google:
+    """Names for one TPU generation.
+
+    Attributes:
+        machine: machine type of a VM; `{}` stands for its number of chips.
+        runtime: software version of the Cloud TPU API.
+        gke: value of the node label cloud.google.com/gke-tpu-accelerator.
+        grouped: whether Compute Engine has it in managed instance groups.
+    """
+
+    machine: str
+    runtime: str
+    gke: str
+    grouped: bool
+
+
+GOOGLE = {
+    "v4": Google("ct4p-hightpu-{}t", "tpu-ubuntu2204-base", "tpu-v4-podslice", False),
+    "v5e": Google("ct5lp-hightpu-{}t", "v2-alpha-tpuv5-lite", "tpu-v5-lite-podslice", False),
+    "v5p": Google("ct5p-hightpu-{}t", "v2-alpha-tpuv5", "tpu-v5p-slice", True),
+    "v6e": Google("ct6e-standard-{}t", "v2-alpha-tpuv6e", "tpu-v6e-slice", True),
+}
+
+
+def machine_type(hardware: Hardware) -> str:
+    return GOOGLE[hardware.generation].machine.format(hardware.devices_per_process)
+
+
+def accelerator_type(hardware: Hardware) -> str:
+    """Google's name of one slice, such as v5litepod-8 for v5e-8."""
+    return f"{TPUS[hardware.generation].google_name}-{hardware.name.partition('-')[2]}"
+
+
+def need_one_slice(hardware: Hardware, tool: str) -> None:
+    if hardware.slices > 1:
+        raise InputError(
+            f"--on {tool}: makes one slice, {hardware.name} is {hardware.slices}; use --on queued "
+            "or --on kuberay"
+        )
+
+
+def join(job: Job, head: str, *flags: str) -> str:
+    """The command with which a host joins the cluster of a head: its name as a shell reads it."""
+    words = [f'.venv/bin/ponente join "{head}:{PORT}" --hardware {job.hardware.name}']
+    words += [f"--name {job.name} --wait {_WAIT}", f"--shared {job.folder}/secret", *flags]
+    return f"{' '.join(words)} -- .venv/bin/{shlex.join(job.command)}"
+
+
+def joined(command: str, again: str) -> str:
+    """Shell that repeats a `join` while it ends with one of the statuses `again`."""
+    return f"""\
+while :; do
+  {command}
+  code=$?
+  case $code in {again}) sleep 10 ;; *) break ;; esac
+done
+"""

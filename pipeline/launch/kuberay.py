@@ -12,8 +12,7 @@ import shlex
 from typing import Any
 
 from pipeline.errors import InputError
-from pipeline.launch.google import GOOGLE, machine_type
-from pipeline.launch.job import FOLDER, Job, Provisioning
+from pipeline.launch.job import FOLDER, GOOGLE, Job, Provisioning, machine_type
 
 _HEAD = {"cpu": "8", "memory": "32G"}
 # Requests of one TPU host: less than a node has, because its system needs some.

@@ -5,9 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 from pipeline.accelerators import GPUS
-from pipeline.launch.google import GOOGLE, accelerator_type, need_one_slice
-from pipeline.launch.job import FOLDER, Job, Provisioning
-from pipeline.launch.shell import LOST, SETUP, join, joined
+from pipeline.launch.job import (
+    FOLDER,
+    GOOGLE,
+    LOST,
+    SETUP,
+    Job,
+    Provisioning,
+    accelerator_type,
+    join,
+    joined,
+    need_one_slice,
+)
 
 # The first address is the host that starts Ray: SkyPilot has no machine outside the slice.
 _HEAD = '$(echo "$SKYPILOT_NODE_IPS" | head -n 1)'

@@ -14,7 +14,7 @@ from unittest import mock
 import pytest
 
 from pipeline import Experiment, Result, StepContext, local, step
-from pipeline.cli.interrupts import Interrupts
+from pipeline.cli.stopping import Interrupts
 from pipeline.errors import Cancelled, InputError, Preempted
 from pipeline.execute.backend import InlineBackend, InlineWorkers
 from pipeline.execute.event_log import EventLog
@@ -28,7 +28,7 @@ from tests.pipeline.toy import Numbers, numbers, write_numbers
 # Twice in a main thread that no exception gets out of; a child that ignores what it can.
 STUCK = """
 import signal, subprocess, sys, time
-from pipeline.cli.interrupts import Interrupts
+from pipeline.cli.stopping import Interrupts
 child = "import signal, time; signal.signal(signal.SIGINT, signal.SIG_IGN); time.sleep(600)"
 with Interrupts() as interrupts, interrupts.stopping(lambda: None):
     subprocess.Popen([sys.executable, "-c", child], process_group=0)

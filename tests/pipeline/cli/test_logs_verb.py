@@ -6,7 +6,7 @@ import argparse
 
 import pytest
 
-from pipeline.cli import logs
+from pipeline.cli import watch
 from pipeline.cli.options import seconds
 
 
@@ -31,7 +31,7 @@ def test_following_shows_what_every_process_of_every_attempt_appends(tmp_path, c
         yield False
 
     moments = changes()
-    logs.follow(str(tmp_path / "step"), lambda: next(moments), 0)
+    watch.follow(str(tmp_path / "step"), lambda: next(moments), 0)
     assert capsys.readouterr().out.splitlines() == [
         f"==> {attempts}/000001-a",
         "placed",

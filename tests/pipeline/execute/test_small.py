@@ -8,7 +8,7 @@ import pytest
 
 from pipeline import Artifact, External, Result, Runtime, StepContext, local, pod, step
 from pipeline.errors import StoreUnavailable
-from pipeline.execute.small import why_small
+from pipeline.execute.backend import why_small
 from pipeline.graph.hardware import Hardware
 from pipeline.graph.order import topological
 from pipeline.graph.step import as_node

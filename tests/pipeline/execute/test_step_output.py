@@ -13,8 +13,7 @@ import pytest
 
 from pipeline.cli.display import PlainDisplay
 from pipeline.events import Phase
-from pipeline.execute.logs import capture
-from pipeline.execute.screen import LINES, Screen
+from pipeline.execute.logs import LINES, Screen, capture
 
 PONENTE = Path(sys.executable).parent / "ponente"
 EXPERIMENT = """

@@ -15,8 +15,8 @@ import pytest
 
 from pipeline import pod
 from pipeline.errors import InputError
-from pipeline.launch import google, join, nodes
 from pipeline.launch import host as hosts
+from pipeline.launch import join, nodes
 from pipeline.launch.host import Host
 from pipeline.launch.nodes import Hosts
 
@@ -111,15 +111,13 @@ def test_a_metadata_server_that_is_slow_at_boot_is_asked_again(monkeypatch):
                 connection.sendall(b"HTTP/1.0 200 OK\r\n\r\n" + json.dumps(machine).encode())
                 connection.close()
 
-    google._attributes.cache_clear()
     with socket.create_server(("127.0.0.1", 0)) as server:
         thread = threading.Thread(target=answer, args=(server,))
         thread.start()
-        monkeypatch.setattr(google, "_SECONDS", 0.5)
+        monkeypatch.setattr(hosts, "_METADATA_SECONDS", 0.5)
         monkeypatch.setenv("GCE_METADATA_HOST", f"127.0.0.1:{server.getsockname()[1]}")
-        found = google.slice_metadata()
+        found = hosts.slice_metadata()
         thread.join()
-    google._attributes.cache_clear()
     assert {name: value for name, value in found.items() if value} == {
         "type": "v5litepod-16",
         "worker id": "3",

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from pipeline.errors import InputError, StepFailed
-from pipeline.execute.adopt import adopt, choose
+from pipeline.execute.reference import adopt, choose
 from pipeline.graph.step import as_node
 from pipeline.plan.plan import Planned, plan
 from pipeline.plan.state import read_state

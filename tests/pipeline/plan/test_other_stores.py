@@ -9,7 +9,7 @@ import pytest
 
 from pipeline import Experiment, Result, StepContext, step
 from pipeline.errors import CorruptOutput
-from pipeline.execute.adopt import adopt, choose, undo
+from pipeline.execute.reference import adopt, choose, undo
 from pipeline.graph.order import topological
 from pipeline.graph.step import as_node
 from pipeline.plan.state import read_state

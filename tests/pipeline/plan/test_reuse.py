@@ -8,7 +8,7 @@ import shutil
 import pytest
 
 from pipeline.errors import CorruptOutput, InputError, StepFailed
-from pipeline.execute.adopt import adopt, choose, undo
+from pipeline.execute.reference import adopt, choose, undo
 from pipeline.graph.order import named, topological
 from pipeline.graph.step import as_node
 from pipeline.plan.plan import plan

@@ -7,7 +7,7 @@ import shutil
 import pytest
 
 from pipeline.errors import CorruptOutput
-from pipeline.execute.adopt import adopt, choose
+from pipeline.execute.reference import adopt, choose
 from pipeline.graph.order import topological
 from pipeline.graph.step import as_node
 from pipeline.plan.lineage import lineage

@@ -12,7 +12,7 @@ import pytest
 
 from pipeline import Artifact, External, InputError, Result, StepContext, step
 from pipeline.errors import StepFailed, StoreUnavailable
-from pipeline.execute.adopt import adopt, choose
+from pipeline.execute.reference import adopt, choose
 from pipeline.graph.order import named
 from pipeline.graph.step import as_node
 from pipeline.identity.listing import ListedFile, Listing
