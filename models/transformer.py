@@ -5,7 +5,7 @@ block in `jax.checkpoint` and is an argument of the call; Stacked's own setting 
 model.
 
 Parameters are initialized in float32. A forward pass multiplies in the dtype of the parameters that
-it is given (see `models.layers.precision.cast`); norm statistics, softmax and logits are float32.
+it is given (see `models.layers.norms.cast`); norm statistics, softmax and logits are float32.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import jax.numpy as jnp
 
 import models.named as hax
 from models.attention.dispatch import attend
-from models.attention.mask import Mask
+from models.attention.reference import Mask
 from models.layers.axes import (
     BATCH,
     EMBED,
@@ -29,18 +29,15 @@ from models.layers.axes import (
     POSITION,
     TOKENS_FIRST,
     VOCAB,
+    MeshAxes,
     ModelAxes,
     model_axes,
 )
+from models.layers.block import Attention, Mlp, rotary_angles
 from models.layers.embedding import look_up
-from models.layers.initialization import truncated
-from models.layers.mlp import Mlp
+from models.layers.linear import truncated
 from models.layers.norms import Norm
-from models.layers.remat import checkpoint_policy
-from models.layers.rotary import rotary_angles
-from models.layers.scan_layers import apply_layers
-from models.layers.self_attention import Attention
-from models.mesh_axes import MeshAxes
+from models.layers.scan_layers import apply_layers, checkpoint_policy
 from models.named import Axis, NamedArray
 from models.shape.config import TransformerConfig
 from models.shape.footprint import cycles_of
@@ -60,7 +57,7 @@ class Forward:
         backend: the result of `models.attention.backend_choice.choose_backend`.
         mesh_axes: mesh axes for the code under `jax.shard_map`; None on one device.
         interpret: run splash in the Pallas interpreter (tests on the CPU).
-        features_first: order of the activations' axes, see `models.layers.matmul`.
+        features_first: order of the activations' axes, see `models.layers.linear`.
         unroll: cycles of layers per iteration of the compiled loop.
         gather: all-gathers one layer's parameters before it runs; None for no gather.
     """
@@ -126,7 +123,7 @@ class Transformer(eqx.Module):
 
     @staticmethod
     def init(config: TransformerConfig, *, key: jax.Array) -> Transformer:
-        """A model with float32 parameters, distributed as in `models.layers.initialization`."""
+        """A model with float32 parameters, distributed as in `models.layers.linear`."""
         axes = model_axes(config)
         embedding, blocks, of_head = jax.random.split(key, 3)
         table = (axes.Vocab, axes.Embed)

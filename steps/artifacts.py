@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from data.batches.dataset import DatasetSpec, Source
     from data.cache.token_shard import TokenShard
     from data.tokenizer.text_tokenizer import TextTokenizer
-    from training.metrics.attempts import Attempt
+    from training.metrics.goodput import Attempt
 
 TRAIN, VALIDATION, TEST = "train", "validation", "test"
 _VOCABULARY = "vocabulary"  # the one shard of a token cache that belongs to no split
@@ -85,7 +85,7 @@ class TokenCache(Artifact):
 
     @property
     def masked(self) -> bool:
-        """Whether ids are stored with a loss mask, see `training.step.document_mask`."""
+        """Whether ids are stored with a loss mask, see `training.step.train_step`."""
         return self.result.get("masked", False)
 
     def _of(self, split: str) -> TokenCache:
@@ -314,7 +314,7 @@ class Checkpoint(Artifact):
         """The rows of the run by table, from its `metrics.jsonl`; `InputError` of an import."""
         if self.imported:
             raise InputError(f"{self.path}: it was imported and has no record of its training")
-        from training.metrics.history import read_log, tables
+        from training.metrics.metrics_log import read_log, tables
 
         return tables(read_log(self.shard("record")))
 
@@ -323,8 +323,8 @@ class Checkpoint(Artifact):
         """The attempts at the run with their times; none of a run of an older version."""
         import msgspec
 
-        from training.metrics.attempts import Attempt
-        from training.metrics.history import read_log
+        from training.metrics.goodput import Attempt
+        from training.metrics.metrics_log import read_log
 
         rows = read_log(self.shard("record"), kinds=["attempt"])
         return [msgspec.convert(row, Attempt) for row in rows]

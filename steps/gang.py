@@ -21,7 +21,7 @@ TRACKING = (
     *("WANDB_API_KEY", "WANDB_BASE_URL", "WANDB_ENTITY", "WANDB_PROJECT", "WANDB_MODE"),
     *("TRACKIO_DIR", "TRACKIO_PROJECT", "TRACKIO_SPACE_ID"),
 )
-"""Those of the trackers, see `training.metrics.trackers.backends`."""
+"""Those of the trackers, see `training.metrics.trackers`."""
 
 
 def joined(process: GangProcess) -> AbstractContextManager[None]:

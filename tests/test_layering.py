@@ -92,12 +92,12 @@ FLOORS = {
     ),
     "data": ("source", "read", "tokenizer", "select", "cache", "batches", "__init__"),
     "models": (
-        *("named", "jax_versions", "jax_numerics", "shape", "mesh_axes"),
+        *("named", "jax_versions", "jax_numerics", "shape"),
         *("layers", "attention", "transformer", "loss", "generate", "hf", "__init__"),
     ),
     "training": (
         *("config", "sharding", "optimizer", "cost", "step", "preflight", "checkpoint", "fault"),
-        *("metrics", "evaluate", "trainer", "compile_check", "__init__"),
+        *("metrics", "evaluate", "trainer", "__init__"),
     ),
 }
 """Folders, and files beside them, of a package; each imports only what stands before it.

@@ -7,7 +7,7 @@ longest first, each into the row it fills best (of equally full ones the one fil
 new row. The free end of a row is padded with EOS.
 
 A row that begins with the start of a document has an EOS in front of it, so that every document is
-read after an EOS (see `training.step.document_mask`). A piece that does not end with EOS fills its
+read after an EOS (see `training.step.train_step`). A piece that does not end with EOS fills its
 row, so no document is split around another. Pieces of a row are in document order, and rows in the
 order of their last pieces. The concatenated rows are documents with EOS after each (padding reads
 as empty documents): the format of a token shard.

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.ad_checkpoint import checkpoint_name
 
-from models.attention.mask import MASKED, Mask
+from models.attention.reference import MASKED, Mask
 
 BLOCK, SHORT_BLOCK = 256, 128
 LONG = 1024

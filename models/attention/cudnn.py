@@ -20,7 +20,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec
 
 from models.jax_versions import NO_SCORE_MODIFIER, NO_SCORE_MODIFIER_ARRAYS
-from models.mesh_axes import MeshAxes
+from models.layers.axes import MeshAxes
 
 RESIDUALS = "attention_residuals"
 

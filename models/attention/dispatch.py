@@ -16,8 +16,7 @@ import models.named as hax
 from models.attention.backend_choice import BACKENDS, kernel_obstacle
 from models.attention.blockwise import blockwise
 from models.attention.cudnn import cudnn
-from models.attention.mask import Mask
-from models.attention.reference import reference
+from models.attention.reference import Mask, reference
 from models.attention.splash import splash
 from models.layers.axes import (
     BATCH,
@@ -27,8 +26,8 @@ from models.layers.axes import (
     POSITION,
     Q_PER_KV,
     QUERY_FEATURES,
+    MeshAxes,
 )
-from models.mesh_axes import MeshAxes
 from models.named import NamedArray
 from pipeline.errors import InputError
 

@@ -1,14 +1,40 @@
-"""Attention in plain Haliax that materializes all scores in float32."""
+"""What attends to what, and attention in plain Haliax that materializes all scores in float32."""
 
 from __future__ import annotations
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
+from jax import Array
 
 import models.named as hax
-from models.attention.mask import MASKED, Mask
 from models.layers.axes import BATCH, HEAD_SIZE, KEY_POSITION, KV_HEADS, POSITION, Q_PER_KV
 from models.named import Axis, NamedArray
+
+MASKED = -1e30
+"""The score of a masked key; its exponential is 0."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Mask:
+    """Causal, and what else limits or caps the scores.
+
+    Attributes:
+        window: positions each position attends to, itself included; None for all.
+        soft_cap: c in c * tanh(score / c), or None.
+        segment_ids: int32 [batch, position]; positions attend only to positions with equal ids.
+    """
+
+    window: int | None = None
+    soft_cap: float | None = None
+    segment_ids: NamedArray | None = None
+
+    @property
+    def ids_BP(self) -> Array | None:
+        """`segment_ids` as an array."""
+        ids = self.segment_ids
+        return None if ids is None else ids.rearrange((BATCH, POSITION)).array
 
 
 def reference(q: NamedArray, k: NamedArray, v: NamedArray, mask: Mask) -> NamedArray:

@@ -35,8 +35,8 @@ from jax.experimental.pallas.ops.tpu.splash_attention import (
 from jax.sharding import NamedSharding, PartitionSpec
 
 from models.attention.context_parallel import Exchange, zigzag_order
-from models.attention.mask import Mask
-from models.mesh_axes import MeshAxes
+from models.attention.reference import Mask
+from models.layers.axes import MeshAxes
 from models.shape.splash_tiles import LANES, choose_tiles, choose_way
 
 RESIDUALS = "attention_residuals"

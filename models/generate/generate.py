@@ -2,12 +2,11 @@
 
 `stream` runs the prompts in one forward pass and then loops on the device with a KV cache (see
 `models.generate.kv_cache`), one token of every row per iteration. The host receives the new tokens
-of several iterations at once. `generate` collects them. Each row ends after its EOS or its last
-token, and its tokens do not depend on the other rows.
+of several iterations at once. Each row ends after its EOS or its last token, and its tokens do not
+depend on the other rows.
 
 Few programs are compiled: the lengths of the prompts and of the cache are rounded up (see
-`bucket_length`), and the temperature, `top_k`, `top_p`, the seed, the EOS and all lengths are
-traced arguments. A different number of rows, bucket or model shape compiles a new program.
+`bucket_length`), and sampling, the EOS and all lengths are traced arguments.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from models.jax_numerics import fixed_numerics
 from models.layers.axes import BATCH, EMBED, POSITION, VOCAB
 from models.layers.scan_layers import split_layers
 from models.shape.config import TransformerConfig
-from models.transformer import Block, Transformer
+from models.transformer import Block, Forward, Transformer
 from pipeline.errors import InputError
 
 NO_TOKEN = -1
@@ -288,3 +287,37 @@ def _logits(model: Transformer, hidden: hax.NamedArray) -> Array:
 _begin = jax.jit(begin, static_argnames=("positions", "backend"))
 _advance = jax.jit(advance, donate_argnames="state", static_argnames="most")
 _split = jax.jit(split_layers)
+
+
+def next_token_logits(model: Transformer, rows: np.ndarray) -> np.ndarray:
+    """Float32 logits [batch, position, vocab] of ids [batch, position].
+
+    Rows are padded at the end to a rounded length (see `models.generate.generate.bucket_length`),
+    so that few lengths are compiled; the causal mask hides the padding.
+
+    Raises:
+        InputError: an id is outside the vocabulary, or rows are longer than the learned positions.
+    """
+    vocab, context = model.config.vocab_size, model.config.context
+    if not 0 <= rows.min() <= rows.max() < vocab:
+        raise InputError(
+            f"tokens: expected ids in [0, {vocab}), found {rows.min()} to {rows.max()}; encode "
+            "the text with the model's tokenizer"
+        )
+    if context is not None and rows.shape[1] > context:
+        raise InputError(
+            f"tokens: expected at most {context} positions, the number of learned positions, "
+            f"found {rows.shape[1]}; shorten the sequences"
+        )
+    tokens, _ = pad_prompts(model.config, rows.tolist())
+    backend = backend_for(model.config, model.embedding.array, tokens.shape[1])
+    logits = _logits_of_rows(model, tokens, backend=backend)
+    return np.asarray(logits)[:, : rows.shape[1]]
+
+
+def _forward_rows(model: Transformer, tokens: Array, *, backend: str) -> Array:
+    forward = Forward(backend=backend)
+    return model.logits(hax.named(tokens, (BATCH, POSITION)), forward=forward).array
+
+
+_logits_of_rows = jax.jit(_forward_rows, static_argnames="backend")

@@ -22,7 +22,7 @@ from jax import Array
 
 import models.named as hax
 from models.attention.dispatch import attend
-from models.attention.mask import MASKED, Mask
+from models.attention.reference import MASKED, Mask
 from models.layers.axes import (
     BATCH,
     EMBED,

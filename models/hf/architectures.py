@@ -13,8 +13,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from models.hf import read_config, rope, write_config
-from models.hf.keys import Keys
+from models.hf import config_json
+from models.hf.keys import LLAMA3, YARN, Keys
 from models.hf.tensors import Tensor, gpt2_tensors, rotary_tensors
 from models.shape.config import TransformerConfig, YarnScaling
 from pipeline.errors import InputError
@@ -130,7 +130,7 @@ def from_json(
     return known, config, positions
 
 
-_NAMES = {ours: theirs for theirs, ours in (rope.LLAMA3 | rope.YARN).items()}
+_NAMES = {ours: theirs for theirs, ours in (LLAMA3 | YARN).items()}
 _NAMES |= {"kv_heads": "num_key_value_heads", "head_size": "head_dim"}
 
 
@@ -184,8 +184,8 @@ ARCHITECTURES = (
         model_type="qwen3",
         fields={**_ROTARY, "qk_norm": True, "biases": False, "qkv_biases": False},
         also=lambda _: (),
-        write=write_config.qwen,
-        read=read_config.qwen3,
+        write=config_json.write_qwen,
+        read=config_json.read_qwen3,
         tensors=rotary_tensors,
     ),
     Architecture(
@@ -193,8 +193,8 @@ ARCHITECTURES = (
         model_type="llama",
         fields={**_ROTARY, "qk_norm": False, "qkv_biases": False},
         also=_llama_also,
-        write=write_config.llama,
-        read=read_config.llama,
+        write=config_json.write_llama,
+        read=config_json.read_llama,
         tensors=rotary_tensors,
     ),
     Architecture(
@@ -202,8 +202,8 @@ ARCHITECTURES = (
         model_type="mistral",
         fields={**_ROTARY, "qk_norm": False, "biases": False, "qkv_biases": False},
         also=_mistral_also,
-        write=write_config.mistral,
-        read=read_config.mistral,
+        write=config_json.write_mistral,
+        read=config_json.read_mistral,
         tensors=rotary_tensors,
     ),
     Architecture(
@@ -211,8 +211,8 @@ ARCHITECTURES = (
         model_type="qwen2",
         fields={**_ROTARY, "qk_norm": False, "biases": False, "qkv_biases": True},
         also=lambda _: (),
-        write=write_config.qwen2,
-        read=read_config.qwen2,
+        write=config_json.write_qwen2,
+        read=config_json.read_qwen2,
         tensors=rotary_tensors,
     ),
     Architecture(
@@ -230,8 +230,8 @@ ARCHITECTURES = (
             "embedding_norm": False,
         },
         also=_gpt2_also,
-        write=write_config.gpt2,
-        read=read_config.gpt2,
+        write=config_json.write_gpt2,
+        read=config_json.read_gpt2,
         tensors=gpt2_tensors,
     ),
     Architecture(
@@ -248,8 +248,8 @@ ARCHITECTURES = (
             "embedding_norm": True,
         },
         also=_nanochat_also,
-        write=write_config.nanochat,
-        read=read_config.nanochat,
+        write=config_json.write_nanochat,
+        read=config_json.read_nanochat,
         tensors=functools.partial(rotary_tensors, nanochat=True),
     ),
 )

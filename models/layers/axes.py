@@ -1,20 +1,105 @@
-"""The axis names of all named arrays in the project.
+"""The axis names of all named arrays, and the mesh axes that divide them.
 
 Parallelism is a mapping from these names to mesh axes: the names are the only interface between the
-model and its sharding.
+model and its sharding. Query heads are two axes, `kv_heads` and `q_per_kv`, so that grouped-query
+attention contracts by name without repeating keys or values. `heads` is these two flattened,
+`kv_heads` outermost; `query_features` and `kv_features` are the features of all heads in one axis.
 
-Query heads are two axes, `kv_heads` and `q_per_kv`, so that grouped-query attention contracts by
-name without repeating keys or values. `heads` is these two flattened, `kv_heads` outermost;
-`query_features` and `kv_features` are the features of all heads in one axis, the projections'
-output.
+Kernels, the loss and the embedding's gradient run in `jax.shard_map`, where the compiler would not
+partition them, or would all-reduce too much. Their mesh is the one that is set while the program is
+traced (`jax.set_mesh`, or `jax.sharding.use_abstract_mesh` without devices).
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
+
+import jax
+from jax import Array
+from jax.sharding import PartitionSpec
 
 from models.named import Axis
 from models.shape.config import TransformerConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class TableSplit:
+    """The sharding of a table [vocab, embed] over devices with different sequences of the batch.
+
+    Attributes:
+        axes: mesh axes; empty when every device has the whole table between steps too.
+        dimension: the dimension of the table that `axes` divide.
+        stays: whether the table stays divided, by ids, in the lookup and in the matmul of the loss.
+    """
+
+    axes: tuple[str, ...] = ()
+    dimension: int = 0
+    stays: bool = False
+
+    @property
+    def spec(self) -> PartitionSpec:
+        """The partition spec of the table and of its gradient."""
+        return PartitionSpec(*(None,) * self.dimension, self.axes) if self.axes else PartitionSpec()
+
+    def reduce(self, table_VE: Array, tokens: tuple[str, ...]) -> Array:
+        """The sum of the devices' gradients of a table, of which each device keeps its part.
+
+        Args:
+            table_VE: this device's gradient of the whole table.
+            tokens: mesh axes to sum over, `axes` included.
+        """
+        if self.axes:
+            table_VE = jax.lax.psum_scatter(
+                table_VE, self.axes, scatter_dimension=self.dimension, tiled=True
+            )
+        others = tuple(name for name in tokens if name not in self.axes)
+        return jax.lax.psum(table_VE, others) if others else table_VE
+
+
+@dataclasses.dataclass(frozen=True)
+class MeshAxes:
+    """The mesh axes that divide each axis of the activations and tables.
+
+    Attributes:
+        batch: mesh axes that divide "batch".
+        heads: mesh axes that divide "kv_heads" (and the MLP and the vocabulary).
+        sequence: mesh axes that divide "position".
+        tables: those axes of `batch` that divide embedding and head between steps: by ids, or along
+            "embed" where `heads` divides the ids or the ids are not divisible.
+        split_tables: whether tables divided by ids stay divided in the lookup and in the loss,
+            where ids and hidden states are then all-gathered instead of the tables.
+    """
+
+    batch: tuple[str, ...]
+    heads: tuple[str, ...] = ()
+    sequence: tuple[str, ...] = ()
+    tables: tuple[str, ...] = ()
+    split_tables: bool = False
+
+    @property
+    def tokens(self) -> tuple[str, ...]:
+        """Mesh axes that divide batch or position."""
+        return (*self.batch, *self.sequence)
+
+    def shards(self, axes: tuple[str, ...]) -> int:
+        """The number of shards along `axes` of the current mesh.
+
+        Raises:
+            KeyError: the current mesh lacks one of these axes, or no mesh is set.
+        """
+        shape = jax.sharding.get_abstract_mesh().shape
+        return math.prod(shape[name] for name in axes)
+
+    def table_split(self, vocab: int, embed: int) -> TableSplit:
+        """The sharding of a table [vocab, embed] between steps."""
+        devices = self.shards(self.tables)
+        if devices == 1:
+            return TableSplit()
+        if not self.heads and vocab % devices == 0:
+            return TableSplit(self.tables, 0, self.split_tables)
+        return TableSplit(self.tables, 1) if embed % devices == 0 else TableSplit()
+
 
 BATCH = "batch"
 POSITION = "position"
@@ -32,7 +117,7 @@ LAYERS = "layers"
 
 TOKENS_FIRST = (BATCH, POSITION, EMBED)
 FEATURES_FIRST = (EMBED, BATCH, POSITION)
-"""The two orders of the residual stream's axes, see `models.layers.matmul`."""
+"""The two orders of the residual stream's axes, see `models.layers.linear`."""
 
 
 @dataclasses.dataclass(frozen=True)

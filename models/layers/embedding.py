@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.sharding import AbstractMesh, PartitionSpec
 
-from models.mesh_axes import MeshAxes, TableSplit
+from models.layers.axes import MeshAxes, TableSplit
 
 
 @dataclasses.dataclass(frozen=True)

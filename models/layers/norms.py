@@ -1,20 +1,36 @@
-"""RMSNorm and LayerNorm.
+"""RMSNorm, LayerNorm, and mixed precision, from which norms are excepted.
 
 RMSNorm (Zhang and Sennrich, 2019, arXiv:1910.07467): x / sqrt(mean(x^2) + epsilon) * weight.
 LayerNorm (Ba et al., 2016, arXiv:1607.06450): RMSNorm of x - mean(x), plus a bias.
 
-Statistics and the multiplication by the weight are float32 for every input dtype; the result has
-the input's dtype.
+Parameters are created and updated in float32 and multiplied in the compute dtype. Statistics and
+weights of norms are float32 for every input dtype: they are a ten-thousandth of the parameters, and
+bfloat16's spacing just above 1.0 is 1/128.
 """
 
 from __future__ import annotations
 
+from typing import Any, TypeVar
+
 import equinox as eqx
+import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
 import models.named as hax
 from models.named import Axis, NamedArray
 from models.shape.config import TransformerConfig
+
+Tree = TypeVar("Tree")
+
+
+def cast(model: Tree, dtype: DTypeLike) -> Tree:
+    """`model` with every floating-point array in `dtype`, except the weights of norms."""
+
+    def cast_node(node: Any) -> Any:  # a Norm is a leaf, and no array
+        return node.astype(dtype) if eqx.is_inexact_array(node) else node
+
+    return jax.tree.map(cast_node, model, is_leaf=lambda node: isinstance(node, Norm))
 
 
 class Norm(eqx.Module):

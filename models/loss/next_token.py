@@ -16,7 +16,7 @@ import models.named as hax
 from models.layers.axes import BATCH, EMBED, POSITION, VOCAB
 from models.loss.cross_entropy import LossOptions, summed_losses, token_losses
 from models.named import NamedArray
-from models.shape.loss_chunks import LOGIT_BUDGET_BYTES, chunk_count
+from models.shape.footprint import LOGIT_BUDGET_BYTES, chunk_count
 from models.transformer import DEFAULT, Forward, Transformer
 
 

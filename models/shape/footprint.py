@@ -1,14 +1,27 @@
-"""What follows from a model's shape for memory, time and FLOPs; imports no JAX."""
+"""What follows from a model's shape for memory, time and FLOPs; imports no JAX.
+
+A token costs 2 FLOPs per parameter that multiplies it and 4 per attended position, head and feature
+(the matmuls of queries with keys and of weights with values); a backward pass costs twice the
+forward pass. Recomputation and the embedding's gather are not counted; the output head is.
+
+Two conventions are in use and both are reported. `causal=True` counts the positions a token attends
+to: min(t + 1, window) for token t of a sequence, (length + 1) / 2 on average without a window.
+`causal=False` counts the full square, min(length, window) for every token (PaLM, Chowdhery et al.,
+2022, appendix B, and Megatron-LM), which inflates MFU for long sequences. Both count a sequence as
+one document, also where attention stays inside documents.
+"""
 
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from models.shape.config import TransformerConfig
 from models.shape.remat_names import BLOCK_INPUT
+from pipeline.errors import InputError
 
 
 @dataclass(frozen=True)
@@ -125,3 +138,55 @@ def parameter_axes(model: TransformerConfig) -> tuple[Mapping[str, int], ...]:
     found = [{"vocab": model.padded_vocab_size, **embed}]
     found += [{"position": model.context, **embed}] if model.context is not None else []
     return (*found, embed, *({"layers": model.layers, **axes} for axes in of_block))
+
+
+def forward_flops_per_token(config: TransformerConfig, sequence_length: int, causal: bool) -> float:
+    """Mean FLOPs of one token's forward pass in a sequence of `sequence_length` tokens."""
+
+    def attended(window: int | None) -> float:
+        if causal:
+            return attended_pairs(sequence_length, window) / sequence_length
+        return sequence_length if window is None else min(sequence_length, window)
+
+    positions = math.fsum(attended(window) for window in config.windows)
+    attention = 4 * config.heads * config.head_size * positions
+    return float(2 * config.matmul_parameters + attention)
+
+
+def training_flops_per_token(
+    config: TransformerConfig, sequence_length: int, causal: bool
+) -> float:
+    """Mean FLOPs of one token's forward and backward pass, three times the forward pass."""
+    return 3.0 * forward_flops_per_token(config, sequence_length, causal)
+
+
+LOGIT_BUDGET_BYTES = 512 * 2**20
+CPU_LOGIT_BUDGET_BYTES = 16 * 2**20  # nearer to the size of its caches
+
+
+def logit_budget(platform: str) -> int:
+    """Bytes for the float32 logits of one chunk on a device of "tpu", "gpu" or "cpu"."""
+    return CPU_LOGIT_BUDGET_BYTES if platform == "cpu" else LOGIT_BUDGET_BYTES
+
+
+def check_chunks(position: int, chunks: int) -> None:
+    """Raise `InputError` unless `chunks` divides the positions of a sequence on one device."""
+    if position % chunks:
+        raise InputError(
+            f"loss chunks: expected a divisor of the {position} positions of a sequence on one "
+            f'device, found {chunks}; give another number, or "auto" as TrainConfig.loss_chunks'
+        )
+
+
+def chunk_count(
+    batch: int, position: int, vocab: int, *, shards: int = 1, budget: int = LOGIT_BUDGET_BYTES
+) -> int:
+    """The number of chunks of positions whose float32 logits fit `budget` bytes on a device each.
+
+    The smallest sufficient divisor of `position`, or `position` where no divisor is sufficient;
+    `shards` devices divide the batch evenly.
+    """
+    needed = math.ceil(batch * position * vocab * 4 / shards / budget)
+    small = [chunks for chunks in range(1, math.isqrt(position) + 1) if position % chunks == 0]
+    divisors = {*small, *(position // chunks for chunks in small)}
+    return min((chunks for chunks in divisors if chunks >= needed), default=position)

@@ -150,7 +150,7 @@ def choose_tiles(
     """The cheapest tile sizes for a sequence length.
 
     Every size is a multiple of 128 that divides the positions it tiles, and all compile within the
-    96 MiB of scoped vector memory that `training.step.xla_options` sets. The backward pass uses the
+    96 MiB of scoped vector memory that `training.step.state` sets. The backward pass uses the
     fused kernel where it costs less than the two separate ones: it computes the scores once instead
     of twice, but writes partial sums of the queries' gradients for every block of keys, fully
     masked ones included. It is not used where these partial sums exceed `MOST_PARTIAL_SUMS`: they

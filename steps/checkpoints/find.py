@@ -105,7 +105,7 @@ def open_model(path: str, config: TransformerConfig, dtype: str) -> Transformer:
     import jax
     import jax.numpy as jnp
 
-    from models.layers.precision import cast
+    from models.layers.norms import cast
     from training.checkpoint.restore import load_model
 
     compute = "float32" if jax.default_backend() == "cpu" else dtype

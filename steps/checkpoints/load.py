@@ -69,7 +69,7 @@ class LanguageModel:
         """
         import numpy as np
 
-        from models.generate.logits import next_token_logits
+        from models.generate.generate import next_token_logits
 
         given = np.asarray(tokens)
         if given.ndim not in (1, 2) or given.dtype.kind not in "iu" or not given.size:

@@ -29,7 +29,7 @@ from training.config import TrainConfig
 
 if TYPE_CHECKING:
     from data.tokenizer.text_tokenizer import TextTokenizer
-    from training.evaluate.multiple_choice import Question
+    from training.evaluate.loglikelihood import Question
 
 _FIELDS = ("context", "choices", "gold")
 
@@ -135,7 +135,7 @@ def _task_job(
 def answer_process(work: TaskJob, *, process: GangProcess, emit: Emit) -> dict[str, Any]:
     """One process of the gang of `multiple_choice`; returns the metrics."""
     from models.jax_numerics import fixed_numerics
-    from training.evaluate.multiple_choice import accuracy, answer
+    from training.evaluate.loglikelihood import accuracy, answer
 
     del emit
     with joined(process), fixed_numerics():
@@ -181,7 +181,7 @@ def _loaded(work: TaskJob, tokenizer: TextTokenizer) -> tuple[Any, Any]:
 
 def read_questions(url: str, tokenizer: TextTokenizer, delimiter: str) -> Sequence[Question]:
     """The questions of a file of JSON lines, encoded."""
-    from training.evaluate.multiple_choice import text_question
+    from training.evaluate.loglikelihood import text_question
 
     found = []
     # Not `str.splitlines`: JSON strings may contain other characters that it takes for line ends.

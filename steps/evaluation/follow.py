@@ -42,12 +42,11 @@ from steps.artifacts import Checkpoint, Scores, TokenCache, Tokenizer
 from steps.checkpoints.find import ABOUT, about_of
 from steps.evaluation.score_job import NOTHING_ELSE, Also, check_sizes, score_job
 from steps.gang import FLAGS, joined
-from training.checkpoint.retention import due
 from training.config import TrainConfig
+from training.config.batch_schedule import due
 
 if TYPE_CHECKING:
-    from training.evaluate.checkpoint_scorer import Scored
-    from training.evaluate.follow_checkpoints import Next
+    from training.evaluate.checkpoint_scorer import Next, Scored
 
 _FILE = "scores.json"
 _LOOK_SECONDS = 1.0
@@ -153,7 +152,7 @@ def _expected(train: TrainConfig, arguments: Mapping[str, Any]) -> tuple[int, ..
 def follow_process(work: Assignment, *, process: GangProcess, emit: Emit) -> dict[str, Any]:
     """One process of the gang; process 0 looks for checkpoints and records their scores."""
     from training.evaluate.checkpoint_scorer import Scorer
-    from training.evaluate.follow_checkpoints import follow as follow_loop
+    from training.evaluate.checkpoint_scorer import follow as follow_loop
 
     desk = _Desk(work, emit)
     with joined(process), closing(Scorer(work.job)) as scorer:
@@ -172,7 +171,7 @@ class _Desk:
 
     def find(self) -> Next:
         """The newest checkpoint that is neither scored nor skipped; or the end of the training."""
-        from training.evaluate.follow_checkpoints import Next
+        from training.evaluate.checkpoint_scorer import Next
 
         if self._scored is None:
             finished = self.work.ledger.finished("score/").values()

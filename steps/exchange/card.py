@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from models.shape.flops import training_flops_per_token
+from models.shape.footprint import training_flops_per_token
 from pipeline.graph.hardware import pod
 from pipeline.pages import readable
 from pipeline.plan.lineage import Ancestor, lineage

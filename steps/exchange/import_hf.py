@@ -84,7 +84,7 @@ def import_hf(
         eos: name of the token that ends a document, where the folder names none or another.
     """
     from steps.exchange.hf.read_hf import described, open_hf, opened, write_checkpoint
-    from training.checkpoint.index import content_of, read_index
+    from training.checkpoint.files import content_of, read_index
 
     with opened(source) as folder:
         model = open_hf(folder, ignore_keys, eos)

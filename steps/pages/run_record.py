@@ -25,8 +25,7 @@ from steps.checkpoints.find import ABOUT, is_run
 
 if TYPE_CHECKING:
     from steps.artifacts import Checkpoint
-    from training.metrics.attempts import Attempt
-    from training.metrics.goodput import Account
+    from training.metrics.goodput import Account, Attempt
 
 Row = dict[str, Any]
 VALIDATION = "validation"
@@ -206,7 +205,7 @@ def of_directory(url: str, name: str) -> RunRecord:
     Raises:
         InputError: the directory has no `metrics.jsonl`, or only an empty one.
     """
-    from training.metrics.attempts import fold
+    from training.metrics.goodput import fold
 
     root, inside, attempt = url.rpartition(f"/{ATTEMPTS}/")
     step = root if inside else url
@@ -235,7 +234,7 @@ def _attempts(step: str, last: str) -> tuple[list[str], str]:
 
     `last`: name of an attempt, to select its run and the attempts up to it.
     """
-    from training.metrics.history import read_log
+    from training.metrics.metrics_log import read_log
 
     # Sorted by number, because the clocks of machines differ.
     above = storage.join(step, ATTEMPTS)
@@ -262,7 +261,7 @@ def _lineage(ledger: Ledger) -> dict[str, Any]:
 
 
 def _entries(directory: str) -> list[Row]:
-    from training.metrics.history import read_log
+    from training.metrics.metrics_log import read_log
 
     try:
         return list(read_log(directory))

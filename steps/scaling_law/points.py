@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from models.shape.config import TransformerConfig
-from models.shape.flops import training_flops_per_token
+from models.shape.footprint import training_flops_per_token
 from pipeline import InputError
 from training.config import TrainConfig
 from training.config.batch_schedule import batch_phases
@@ -34,7 +34,7 @@ class Point:
         name: label in tables.
         parameters: N, all parameters, embeddings included (Hoffmann et al., 2022).
         tokens: D, positions trained on.
-        flops: training FLOPs, by `models.shape.flops` (causal).
+        flops: training FLOPs, by `models.shape.footprint` (causal).
         loss: loss on a held-out split, nats per token; NaN before the run.
     """
 

@@ -29,13 +29,12 @@ from steps.gang import FLAGS, TRACKING, joined
 from steps.training.budget import check_budget, resolved, told_epochs
 from steps.training.plan.facts import training_facts
 from steps.training.training_result import measured, summary
-from training.checkpoint.retention import kept_for_good
 from training.config import OptimizerConfig, TrainConfig
-from training.config.batch_schedule import rows_read
+from training.config.batch_schedule import kept_for_good, rows_read
 from training.config.job import Listener, Prompts, Start, TrainJob
 
 if TYPE_CHECKING:
-    from training.metrics.attempts import Attempt
+    from training.metrics.goodput import Attempt
 
 _LOG_SECONDS = 10.0  # between two lines of a training in its log
 
@@ -119,7 +118,7 @@ def run_training(
     `first_steps` as of `Checkpoint.first_steps`; 0 for a run that begins at step 0.
     """
     from data.batches.dataset import epochs
-    from training.metrics.history import content_of, plain, read_history, write_history
+    from training.metrics.metrics_log import content_of, plain, read_history, write_history
 
     cache = sequences.cache
     named = cache.named_splits(splits or cache.validation_splits)
@@ -179,7 +178,7 @@ def run_training(
 
 def attempts_of(root: str, build: str) -> list[Attempt]:
     """The attempts at one build of a step's output, by their metrics logs."""
-    from training.metrics.attempts import read_attempts
+    from training.metrics.goodput import read_attempts
 
     above = storage.join(root, ATTEMPTS)
     names = storage.list_names(above)
@@ -282,7 +281,7 @@ def record_checkpoint(
     older attempt has of the same step: the older attempt may still run and delete its own files.
     `steps` is the length of the run, for the progress text.
     """
-    from training.checkpoint.index import content_of, measured, read_index
+    from training.checkpoint.files import content_of, measured, read_index
 
     index = read_index(path)
     name, files = shard_name(step), [File(*file, "") for file in measured(index)]

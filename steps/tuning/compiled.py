@@ -10,7 +10,7 @@ from pipeline import InputError
 from steps.training.plan.declared_run import DeclaredRun
 from steps.tuning.candidates import CHANGES
 from steps.tuning.search import Plan, Search
-from training.compile_check import check
+from training.preflight import check
 
 _AT_ONCE = 2
 """Concurrent compilations; each takes a core for minutes and gigabytes of memory."""

@@ -26,7 +26,7 @@ class Plan:
         candidate: the settings.
         fit: memory by formula; its `train` has no "auto".
         step: the predicted step time.
-        compiled: the compiler's verdict (`training.compile_check.check`); None if not compiled.
+        compiled: the compiler's verdict (`training.preflight.check`); None if not compiled.
     """
 
     candidate: Candidate

@@ -43,7 +43,7 @@ def shapes_of(model: str, layers: int | None) -> dict[str, list[Any]]:
     from models.shape import presets
     from training.checkpoint import tree_names
     from training.config import OptimizerConfig, TrainConfig
-    from training.optimizer.build import build
+    from training.optimizer import build
     from training.sharding.layout import make_layout
     from training.step.state import abstract_state
 

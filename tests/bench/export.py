@@ -29,7 +29,7 @@ from models.shape.config import TransformerConfig
 
 def make(path: str, config: TransformerConfig) -> None:
     """Write a checkpoint of random values, a row of its arrays at a time."""
-    from training.checkpoint.model_arrays import ModelWriter, describe_model
+    from training.checkpoint.restore import ModelWriter, describe_model
 
     writer, rng = ModelWriter(path, config), np.random.default_rng(0)
     for name, entry in describe_model(config).items():

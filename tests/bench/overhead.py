@@ -38,9 +38,8 @@ class Host:
         import jax
 
         from tests.training import tiny
-        from training.metrics.recorder import Recorder
-        from training.metrics.throughput import PeakMemory, Throughput
-        from training.trainer.data_wait import TimedBatches
+        from training.metrics.recorder import PeakMemory, Recorder, Throughput
+        from training.metrics.stopwatch import TimedBatches
         from training.trainer.run_context import run_context
 
         job = tiny.make_job(

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from models.shape.config import TransformerConfig
-from models.shape.flops import training_flops_per_token
+from models.shape.footprint import training_flops_per_token
 from pipeline.accelerators import GPUS, TPUS, Chip
 from training.cost.step_work import StepShape
 

@@ -27,7 +27,7 @@ import jaxlib
 
 from tests.faults.trainers import Trainers
 from tests.training import tiny
-from training.metrics.attempts import read_attempts
+from training.metrics.goodput import read_attempts
 
 STEPS = 8
 # Not the suite's options, with which compiling is cheap, nor its cache; and every program is kept.

@@ -173,7 +173,7 @@ def _block_sizes(case: Case) -> Any:
 
 @functools.cache
 def _device() -> Any:
-    from training.cost.topology import describe
+    from training.preflight import describe
 
     return describe("v6e-1")[0]
 

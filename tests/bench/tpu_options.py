@@ -13,7 +13,7 @@ import dataclasses
 import json
 from typing import Any
 
-from training.cost.topology import describe
+from training.preflight import describe
 
 
 def parser(about: str) -> argparse.ArgumentParser:
@@ -72,7 +72,7 @@ def make_program(options: argparse.Namespace, **changes: Any) -> Any:
 
 def described(options: argparse.Namespace, program: Any) -> dict[str, Any]:
     """What was asked for, and what the program made of it, for a line of output."""
-    from models.shape.flops import training_flops_per_token
+    from models.shape.footprint import training_flops_per_token
     from training.config import OptimizerConfig
     from training.cost.executed_flops import executed_flops
 

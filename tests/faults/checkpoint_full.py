@@ -26,7 +26,7 @@ from tests.faults.cache_full import _leave, _no_file_beyond, small_disk
 from tests.faults.registry import Fault, pick, trials
 from tests.training.tiny import Heard
 from training.checkpoint.checkpointer import Checkpointer
-from training.checkpoint.index import measured, read_index
+from training.checkpoint.files import measured, read_index
 from training.checkpoint.restore import newest_sound
 
 _CASES = 20

@@ -118,7 +118,7 @@ def main() -> None:
 
 def _get_stuck(step: int) -> None:
     """From this step on this process asks nobody and does nothing, as one waiting for a disk."""
-    from training.fault.watchdog import Watchdog
+    from training.fault import Watchdog
 
     beat = Watchdog.beat
 

@@ -15,7 +15,7 @@ from typing import Any
 from tests.faults.registry import Fault, trials
 from tests.faults.trainers import Trainers, finish
 from tests.training import tiny
-from training.fault.watchdog import EXIT_CODE
+from training.fault import EXIT_CODE
 
 STEPS = 40
 RUN = ("--steps", str(STEPS), "--every", "4", "--pause", "0.02")

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 import models.named as hax
 from models.attention.dispatch import attend
-from models.attention.mask import Mask
-from models.layers.precision import cast
-from models.layers.rotary import rotary_angles
+from models.attention.reference import Mask
+from models.layers.block import rotary_angles
+from models.layers.norms import cast
 from models.shape.config import TransformerConfig
 from models.shape.footprint import parameter_axes
 from models.transformer import Forward, Transformer

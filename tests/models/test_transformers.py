@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import models.named as hax
-from models.layers.rotary import rotary_angles
+from models.layers.block import rotary_angles
 from models.loss.next_token import next_token_loss
 from models.shape.config import TransformerConfig, YarnScaling
 from models.transformer import Forward

@@ -57,7 +57,7 @@ def test_chips_have_the_names_that_ray_gives_them():
 DESCRIBE = """
 import json
 from pipeline.accelerators import TPUS
-from training.cost.topology import describe
+from training.preflight import describe
 slices = {name: describe(name) for tpu in TPUS.values() for name in tpu.names}
 print(json.dumps({name: [len(found), found[-1].process_index + 1, found[0].device_kind]
                   for name, found in slices.items()}))

@@ -21,7 +21,7 @@ from pipeline.errors import InputError
 from tests.faults.registry import Fault, trials
 from training.config import OptimizerConfig
 from training.config.optimizer import SCHEDULES
-from training.optimizer.lr_schedule import schedule
+from training.optimizer import schedule
 
 
 def random_schedules(seed: int, count: int, workspace: Path) -> dict[str, Any]:

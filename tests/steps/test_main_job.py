@@ -13,7 +13,7 @@ from pipeline.store.manifest import Manifest, load
 from steps.artifacts import Checkpoint, TokenCache
 from tests.pipeline.helpers import check_invariants
 from tests.steps.mini import MINI, run
-from training.metrics.attempts import Attempt, in_order
+from training.metrics.goodput import Attempt, in_order
 
 pytestmark = pytest.mark.slow  # the first of them runs the whole job
 

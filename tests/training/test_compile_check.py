@@ -10,7 +10,7 @@ from pipeline import pod
 from pipeline.errors import InputError
 from steps.training.plan.declared_run import DeclaredRun
 from steps.training.plan.facts import compiled_facts
-from training import compile_check
+from training import preflight
 from training.config import OptimizerConfig, TrainConfig
 
 SMALL = TransformerConfig(
@@ -45,7 +45,7 @@ def test_the_compiler_refuses_and_its_answer_is_kept(tmp_path, monkeypatch):
     def refuse(*arguments, **options):
         raise AssertionError("a process was started")
 
-    monkeypatch.setattr(compile_check.subprocess, "Popen", refuse)
+    monkeypatch.setattr(preflight.subprocess, "Popen", refuse)
     assert compiled_facts(run, shown.append).data == first.data
     monkeypatch.setenv("LIBTPU_INIT_ARGS", "--another")
     with pytest.raises(AssertionError, match="a process was started"):
@@ -60,7 +60,7 @@ def test_what_the_compiler_cannot_take_is_an_input_error(tmp_path, monkeypatch):
     monkeypatch.setenv("PONENTE_CACHE", str(tmp_path))
     train = dataclasses.replace(TRAIN, batch_size=1)
     with pytest.raises(InputError, match=r"compiling for v6e-3 failed: .*slice: expected"):
-        compile_check.check(SMALL, OptimizerConfig(learning_rate=1e-3), train, "v6e-3", str)
+        preflight.check(SMALL, OptimizerConfig(learning_rate=1e-3), train, "v6e-3", str)
 
 
 @pytest.mark.parametrize(
@@ -75,11 +75,11 @@ def test_what_the_compiler_cannot_take_is_an_input_error(tmp_path, monkeypatch):
 )
 def test_the_reason_of_a_failure_is_the_error(monkeypatch, code, reason):
     """Not JAX's notice that it has removed its frames from the traceback of a traced function."""
-    start = compile_check.subprocess.Popen
+    start = preflight.subprocess.Popen
 
     def fails(command, **options):
         return start([command[0], "-c", f"import sys; sys.stdin.read(); {code}"], **options)
 
-    monkeypatch.setattr(compile_check.subprocess, "Popen", fails)
+    monkeypatch.setattr(preflight.subprocess, "Popen", fails)
     with pytest.raises(InputError, match=f"^compiling for v6e-8 failed: {reason}"):
-        compile_check._compile("{}", "v6e-8", str)
+        preflight._compile("{}", "v6e-8", str)

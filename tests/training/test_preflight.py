@@ -13,9 +13,8 @@ import pytest
 from pipeline.accelerators import TPUS
 from pipeline.errors import InputError
 from tests.training import tiny
-from training.cost import topology
-from training.cost.topology import describe
-from training.preflight import argument_bytes, parse_refusal, preflight
+from training import preflight as module
+from training.preflight import argument_bytes, describe, parse_refusal, preflight
 
 GIB = 2**30
 
@@ -76,14 +75,14 @@ def test_unknown_slices_are_refused(name):
 
 
 def test_without_libtpu(monkeypatch):
-    monkeypatch.setattr(topology.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(module.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(InputError, match=r"pip install 'ponente\[tpu\]'"):
         describe("v6e-16")
 
 
 SCRIPT = """
 import dataclasses, json, sys
-from training.cost.topology import describe
+from training.preflight import describe
 names = {name: describe(name) for name in ("v6e-1", "v6e-4", "v6e-8", "v6e-16", "v6e:2x2")}
 from models.shape.config import TransformerConfig
 from training.config import OptimizerConfig, TrainConfig

@@ -16,7 +16,7 @@ from models.shape.config import TransformerConfig
 from training.config import OptimizerConfig, Parallelism, TrainConfig
 from training.config.job import Listener, MetricsRow, TrainJob, TrainResult
 from training.evaluate.checkpoint_scorer import ScoreJob
-from training.metrics.history import MEASURED, plain, read_history, read_log, tables
+from training.metrics.metrics_log import MEASURED, plain, read_history, read_log, tables
 from training.step.program import Program, build_program
 
 VOCAB = 64

@@ -5,7 +5,7 @@ Each checkpoint is a new directory `<directory>/<step:08d>.<attempt>`:
     arrays/            one Zarr 3 array per array, see `training.checkpoint.chunk_grid`
     progress.json      progress of the run: data offset, bytes of the metrics logs, a few numbers
     parts/00001.json   the list of what process 1 wrote, and so on; process 0 writes none
-    index.json         written last: all files with checksums, see `training.checkpoint.index`
+    index.json         written last: all files with checksums, see `training.checkpoint.files`
 
 Every process writes its own chunks and then its list in `parts`. Process 0 polls the store for
 these lists, writes the index and has the listener `commit` it. A later run finds the checkpoint
@@ -34,11 +34,13 @@ from training.checkpoint import tree_names
 from training.checkpoint.chunk_grid import CHUNK_BYTES, chunk_shape, metadata, metadata_file
 from training.checkpoint.chunks import write_chunks
 from training.checkpoint.device_to_host import HostCopies, HostShard
-from training.checkpoint.files import Deadline, Files, open_files
-from training.checkpoint.index import (
+from training.checkpoint.files import (
     INDEX,
     PROGRESS,
+    Deadline,
+    Files,
     WrittenChunks,
+    open_files,
     verify_digest,
     with_digest,
     write_index,

@@ -26,8 +26,7 @@ from training.checkpoint.chunk_grid import (
     within,
 )
 from training.checkpoint.device_to_host import HostShard
-from training.checkpoint.files import Files, corrupt, in_parallel
-from training.checkpoint.index import WrittenChunks
+from training.checkpoint.files import Files, WrittenChunks, corrupt, in_parallel
 
 _AHEAD_BYTES = 512 << 20  # host memory of a restore: values read and not yet on a device
 _STRIDE = 1 << 20  # bytes per call of `extend`, which holds the GIL

@@ -1,21 +1,172 @@
-"""Files of a checkpoint, each written and read whole, on a local disk or in a bucket.
+"""Files of a checkpoint, each written and read whole, and the index with their digests.
 
 A local file is synced to the disk (fsync) before `write` returns. Buckets are accessed through
-TensorStore, which retries. This module checks sizes only: callers compare the checksums.
+TensorStore, which retries.
+
+`index.json` is written after all other files, so a directory without it is not a checkpoint. It has
+the step, every array (axes, shape, dtype, chunks, CRC-32C and SHA-256 of every chunk), every small
+file (size, SHA-256) and a digest of itself. All digests are of the bytes passed to the store: a
+save reads nothing back. A reader detects a missing, truncated, changed or swapped file because it
+does not match the index.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
+import math
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 import numpy as np
 
-from pipeline.errors import CorruptOutput, StoreUnavailable
+from pipeline.errors import CorruptOutput, InputError, StorageError, StoreUnavailable
+from pipeline.identity.fingerprint import digest
 from pipeline.store import storage
+from training.checkpoint.chunk_grid import CRC_BYTES, ChunkGrid, chunk_file
+
+INDEX = "index.json"
+PROGRESS = "progress.json"
+FORMAT = 3
+
+# Path inside the checkpoint, size in bytes, hex SHA-256.
+Measured = tuple[str, int, str]
+
+
+@dataclass
+class WrittenChunks:
+    """What a process wrote: (CRC-32C of the values, SHA-256 of the file) of each chunk by array,
+    then by number; and the other files.
+    """
+
+    chunks: dict[str, dict[int, tuple[int, str]]] = field(default_factory=dict)
+    files: list[Measured] = field(default_factory=list)
+
+    def add_file(self, files: Files, name: str, content: bytes) -> None:
+        files.write(name, content)
+        self.remember(name, content)
+
+    def remember(self, name: str, content: bytes) -> None:
+        """Add a small file that was written already."""
+        self.files.append((name, len(content), hashlib.sha256(content).hexdigest()))
+
+    def join(self, other: WrittenChunks) -> None:
+        for name, chunks in other.chunks.items():
+            self.chunks.setdefault(name, {}).update(chunks)
+        self.files += other.files
+
+    def to_json(self) -> dict[str, Any]:
+        chunks = {name: [[n, *c] for n, c in found.items()] for name, found in self.chunks.items()}
+        return {"chunks": chunks, "files": self.files}
+
+    @staticmethod
+    def from_json(tree: Mapping[str, Any]) -> WrittenChunks:
+        chunks = {
+            name: {n: (crc, sha256) for n, crc, sha256 in found}
+            for name, found in tree["chunks"].items()
+        }
+        return WrittenChunks(chunks, [(name, size, sha256) for name, size, sha256 in tree["files"]])
+
+
+def with_digest(content: Any) -> bytes:
+    """JSON of `content` with its digest, for `verify_digest`."""
+    return json.dumps({"content": content, "sha256": digest(content)}).encode()
+
+
+def verify_digest(url: str, what: str) -> tuple[Any, bytes]:
+    """The content of the file at `url`, which `with_digest` encoded, and the file's bytes.
+
+    Raises `CorruptOutput`, in which it is called `what`, where it is missing, truncated or changed.
+    """
+    try:
+        encoded = storage.read_bytes(url)
+        document = storage.parse_json(encoded)
+        content = document["content"]
+        sound = document["sha256"] == digest(content)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise CorruptOutput(f"{url}: {what} is missing") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise CorruptOutput(f"{url}: {what} is not readable: {error}") from error
+    if not sound:
+        raise CorruptOutput(f"{url}: {what} differs from its own digest")
+    return content, encoded
+
+
+def write_index(path: str, step: int, leaves: Mapping[str, Any], written: WrittenChunks) -> None:
+    """Write the index, which completes the checkpoint at `path`.
+
+    Raises:
+        StorageError: the processes did not write all chunks of an array.
+    """
+    described = {}
+    for name, entry in leaves.items():
+        chunks = written.chunks.get(name, {})
+        expected = math.prod(ChunkGrid.of(entry).count)
+        if sorted(chunks) != list(range(expected)):
+            raise StorageError(
+                f"{path}: expected {expected} chunks of {name}, the processes "
+                f"wrote {len(chunks)}; their shardings of it differ"
+            )
+        ordered = [chunks[number] for number in range(expected)]
+        described[name] = {
+            **entry,
+            "crc32c": [crc for crc, _ in ordered],
+            "sha256": [sha256 for _, sha256 in ordered],
+        }
+    content = {
+        "format": FORMAT,
+        "step": step,
+        "leaves": described,
+        "files": [list(file) for file in sorted(written.files)],
+    }
+    storage.write_atomic(storage.join(path, INDEX), with_digest(content))
+
+
+def read_index(path: str) -> dict[str, Any]:
+    """The index of the checkpoint at `path`.
+
+    Raises:
+        CorruptOutput: the index is missing, truncated or changed.
+        InputError: another version of this code wrote it.
+    """
+    url = storage.join(path, INDEX)
+    content, _ = verify_digest(url, "the checkpoint's index")
+    found = content.get("format") if isinstance(content, dict) else None
+    if found != FORMAT:
+        raise InputError(
+            f"{url}: expected format {FORMAT}, found {found}; resume with the version that wrote "
+            "the checkpoint"
+        )
+    return content
+
+
+def measured(index: Mapping[str, Any]) -> Iterator[Measured]:
+    """Path, size and SHA-256 of every file of the checkpoint except the index, as written."""
+    yield from (tuple(file) for file in index["files"])
+    for name, entry in index["leaves"].items():
+        grid = ChunkGrid.of(entry)
+        size = math.prod(grid.chunk) * entry["itemsize"] + CRC_BYTES
+        for chunk, sha256 in zip(grid.every(), entry["sha256"], strict=True):
+            yield chunk_file(name, chunk), size, sha256
+
+
+def content_of(index: Mapping[str, Any]) -> str:
+    """Content digest of the checkpoint: of its step and its arrays' digests, not of progress."""
+    return digest({"step": index["step"], "leaves": index["leaves"]})
+
+
+def check_file(path: str, files: Files, name: str, size: int, sha256: str) -> bytes:
+    """The content of a small file of the checkpoint at `path`; `CorruptOutput` if it changed."""
+    content = np.empty(size, np.uint8)
+    files.read(name, content)
+    if hashlib.sha256(content.data).hexdigest() != sha256:
+        raise corrupt(path, name, "other content")
+    return content.tobytes()
+
 
 Bytes = bytes | memoryview
 Item = TypeVar("Item")

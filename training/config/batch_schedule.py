@@ -1,4 +1,4 @@
-"""Divides a run into batch phases, one for each batch shape of its two schedules.
+"""Divides a run into batch phases, and says after which steps a checkpoint is saved and kept.
 
 A phase defines the rows of the data's endless order that its steps read. The data offset of a step
 is therefore a pure function of the configuration, and a resumed run reads the same rows. A row is a
@@ -17,6 +17,23 @@ from training.config.train import TrainConfig
 
 if TYPE_CHECKING:
     import numpy as np
+
+
+def due(step: int, train: TrainConfig) -> bool:
+    """Whether to save a checkpoint after `step`, counted from 1."""
+    return step % train.checkpoint_every == 0 or kept_for_good(step, train)
+
+
+def kept_for_good(step: int, train: TrainConfig) -> bool:
+    """Whether the checkpoint of `step` exists after the run, however it was split into attempts."""
+    multiple = train.keep_every > 0 and step % train.keep_every == 0
+    return multiple or step in train.milestones or step == train.steps
+
+
+def dropped(steps: Sequence[int], train: TrainConfig) -> list[int]:
+    """Indices into `steps`, of all checkpoints from the oldest on, of those to drop."""
+    old = steps[: -train.keep_checkpoints]
+    return [index for index, step in enumerate(old) if not kept_for_good(step, train)]
 
 
 @dataclass(frozen=True)

@@ -144,7 +144,7 @@ class TrainResult:
     Attributes:
         steps: steps done, including those before a resume.
         history: (directory, bytes) of every metrics log with rows of the run, for
-            `training.metrics.history.read_history`.
+            `training.metrics.metrics_log.read_history`.
         skipped: steps of these that were not applied, see `training.step.train_step`.
         checkpoint: path of the newest committed checkpoint; empty when preempted before the first.
         checkpoints: (step, path) of every committed checkpoint that was kept, oldest first.

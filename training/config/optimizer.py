@@ -31,7 +31,7 @@ class OptimizerConfig:
 
     "adamw" (https://arxiv.org/abs/1711.05101) updates every parameter. "muon"
     (https://kellerjordan.github.io/posts/muon) updates the matrices of the blocks; embedding, head,
-    norms and biases use AdamW with its fields, see `training.optimizer.muon`. "lion"
+    norms and biases use AdamW with its fields, see `training.optimizer`. "lion"
     (https://arxiv.org/abs/2302.06675) updates every parameter; its update is a sign, so the paper
     advises a learning rate 3 to 10 times smaller than AdamW's and a weight decay as much larger.
 
@@ -182,7 +182,7 @@ class OptimizerConfig:
 def moment_bytes(config: OptimizerConfig, parameters: int, block_matrices: int) -> float:
     """Bytes of the optimizer's moments, without a few scalars.
 
-    Muon has one moment of the blocks' matrices (`training.optimizer.muon.is_block_matrix`), and
+    Muon has one moment of the blocks' matrices (`training.optimizer.is_block_matrix`), and
     AdamW's two of the other parameters.
     """
     single = {"adamw": 0, "lion": parameters, "muon": block_matrices}[config.kind]

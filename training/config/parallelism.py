@@ -1,13 +1,129 @@
-"""How a run is sharded over devices, as plain data."""
+"""How a run is sharded over devices, as plain data.
+
+A rule is (named axis, mesh axes). The rules are tried in order for each array: a rule applies when
+the array has the named axis, no earlier rule split that axis or used one of the mesh axes, and the
+axis size is divisible by the number of devices along them. Mesh axes of size 1 are ignored.
+"""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
+import msgspec
+
 from models.shape.validation import Count, check_fields
 from pipeline.errors import InputError
-from training.config.axis_rules import AxisRules
+
+DATA, FSDP, SEQUENCE, TENSOR = MESH_AXES = ("data", "fsdp", "sequence", "tensor")
+Rule = tuple[str, tuple[str, ...]]
+Rules = tuple[Rule, ...]
+
+_TENSOR_PARALLEL: Rules = tuple(
+    (name, (TENSOR,)) for name in ("kv_heads", "query_features", "kv_features", "mlp", "vocab")
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AxisRules:
+    """The sharding of arrays; the trained model does not depend on it.
+
+    Attributes:
+        activations: rules of activations. "batch" and "position" split the tokens, "kv_heads" the
+            attention kernels.
+        compute_params: rules of parameters while layers multiply them.
+        params: rules of float32 parameters, their EMA and their gradients between steps.
+        optimizer_state: rules of moments; None for the rules of `params`.
+    """
+
+    activations: Rules = (("batch", (DATA, FSDP)), ("position", (SEQUENCE,)), *_TENSOR_PARALLEL)
+    compute_params: Rules = _TENSOR_PARALLEL
+    params: Rules = (*_TENSOR_PARALLEL, ("vocab", (FSDP,)), ("embed", (FSDP,)))
+    optimizer_state: Rules | None = None
+
+    def __post_init__(self) -> None:
+        for name, rules in vars(self).items():
+            found = None if rules is None else _checked(name, rules)
+            object.__setattr__(self, name, found)
+        shared = {*self.axes("kv_heads")} & {*self.axes("position"), *self.axes("batch")}
+        if shared:
+            raise InputError(
+                f"AxisRules.activations: kv_heads and the tokens share {', '.join(sorted(shared))}"
+                "; give each mesh axis to one of batch, position and kv_heads"
+            )
+
+    def axes(self, name: str) -> tuple[str, ...]:
+        """Mesh axes that split a named axis of activations."""
+        return dict(self.activations).get(name, ())
+
+    @property
+    def splits_tables(self) -> bool:
+        """Whether embedding and head stay split over the devices of a group during matmuls."""
+        batch = {*self.axes("batch")}
+        return any(name == "vocab" and batch & {*axes} for name, axes in self.compute_params)
+
+
+def _checked(field: str, rules: object) -> Rules:
+    """The rules as tuples, also from JSON."""
+    try:
+        found = msgspec.convert(rules, Rules)
+    except msgspec.ValidationError:
+        found = None
+    if found is None or not all(axes and {*axes} <= {*MESH_AXES} for _, axes in found):
+        raise InputError(
+            f"AxisRules.{field}: expected named axes, each with mesh axes out of "
+            f"{', '.join(MESH_AXES)}, such as (('embed', ('fsdp',)),), found {rules!r}"
+        )
+    return found
+
+
+SPLIT_TABLES = AxisRules(compute_params=(*_TENSOR_PARALLEL, ("vocab", (FSDP,))))
+"""Keeps embedding and head split: a group all-gathers ids and hidden states instead of the tables,
+chunk by chunk. Saves memory if the vocabulary is large compared with the tokens of a group, and
+communicates more if it is not."""
+
+
+def assign(
+    axes: Mapping[str, int], rules: Rules, mesh: Mapping[str, int]
+) -> dict[str, tuple[str, ...]]:
+    """The mesh axes that split each named axis of an array; unsplit axes are left out.
+
+    Args:
+        axes: sizes of the array's named axes.
+        rules: in the order in which they are tried.
+        mesh: number of devices along each mesh axis.
+
+    Raises:
+        InputError: an axis that a rule names is not divisible, and no other rule uses its mesh
+            axes.
+    """
+    found: dict[str, tuple[str, ...]] = {}
+    refused: dict[str, tuple[tuple[str, ...], int]] = {}
+    for name, wanted in rules:
+        over = tuple(axis for axis in wanted if mesh[axis] > 1)
+        used = {axis for taken in found.values() for axis in taken}
+        if name not in axes or name in found or not over or used & {*over}:
+            continue
+        devices = math.prod(mesh[axis] for axis in over)
+        if axes[name] % devices:
+            refused[name] = over, devices
+        else:
+            found[name] = over
+    used = {axis for taken in found.values() for axis in taken}
+    for name, (over, devices) in refused.items():
+        if not {*over} <= used:
+            field = "group" if FSDP in over else "/".join(over)
+            advice = "choose a number that divides it"
+            if name == "vocab":  # its number is the tokenizer's
+                advice = f"set TransformerConfig.vocab_multiple to {devices}"
+            raise InputError(
+                f"Parallelism.{field}: {name} {axes[name]} is not divisible by the {devices} "
+                f"devices that share it; {advice}"
+            )
+    return found
+
 
 Sharding = Literal["auto", "replicated", "zero1", "fsdp"]
 

@@ -7,7 +7,7 @@ checkpoints are kept for good, so they are not part of the identity of a run. Al
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -22,12 +22,27 @@ from models.shape.validation import (
     Seed,
     Whole,
     check_fields,
+    check_value,
     from_plain,
 )
 from pipeline.errors import InputError
 from pipeline.identity.fingerprint import Runtime
 from training.config.parallelism import Parallelism
-from training.config.trackers import Tracker, check_trackers
+
+Tracker = Literal["tensorboard", "wandb", "trackio"]
+TRACKERS = {"tensorboard": "tensorboardX", "wandb": "wandb", "trackio": "trackio"}
+"""Tracker name, which is also the name of its extra -> its module."""
+
+INSTALL = "install it with: pip install -e '.[{}]' in the checkout of ponente"
+"""The hint when a tracker's module is not installed; formatted with its extra."""
+
+
+def check_trackers(field: str, names: Sequence[str]) -> None:
+    """Raise `InputError` for a name that is not a tracker's, or is given twice."""
+    check_value(field, tuple(names), tuple[Tracker, ...])
+    if len({*names}) < len(names):
+        raise InputError(f"{field}: expected each tracker once, found {tuple(names)!r}")
+
 
 ComputeDtype = Literal["bfloat16", "float32"]
 Schedule = tuple[tuple[Whole, Count], ...]
@@ -45,7 +60,7 @@ class TrainConfig:
         batch_size: sequences per step, over all devices (the global batch).
         sequence_length: tokens per sequence; 0 for the length of the sequences trained on.
         separate_documents: whether attention stops at the end of a document (see
-            `training.step.document_mask`).
+            `training.step.train_step`).
         microbatches: parts of a global batch, to save memory; their gradients are summed.
         seed: seed of the initial parameters; None for the seed of the sequences trained on.
         compute_dtype: dtype of matmuls; parameters are float32.
@@ -58,7 +73,7 @@ class TrainConfig:
         ema: decay of the parameter EMA that is then evaluated and exported; 0 for none. It is
             corrected for its start, see `training.step.state.ema_weight`.
         spike_guard: a step is not applied when its loss is more than this many times the median
-            loss of the last applied steps (see `training.step.loss_spike`); 0 for no guard.
+            loss of the last applied steps (see `training.step.state`); 0 for no guard.
         evaluate_every: steps between evaluations; also before the first and after the last.
         evaluate_batches: an evaluation reads this many times `batch_size` sequences of each
             held-out split, spread over the split; "all" for the whole split.
@@ -72,7 +87,7 @@ class TrainConfig:
             for none.
         milestones: steps at which a checkpoint is saved and never deleted.
         max_skipped: training stops with an error when this many steps in a row were not applied.
-        watchdog_seconds: least timeout without progress, see `training.fault.watchdog`.
+        watchdog_seconds: least timeout without progress, see `training.fault`.
         remat: intermediates that the backward pass keeps ("auto", "none", "matmuls", "attention",
             "full", "dots", "save:name,...;offload:name,..."), see `models.remat_names`.
         attention: backend: "auto", "reference", "blockwise", "splash" or "cudnn".

@@ -10,19 +10,52 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 from models.shape.config import TransformerConfig
-from models.shape.footprint import footprint
-from models.shape.loss_chunks import chunk_count, logit_budget
+from models.shape.footprint import chunk_count, footprint, logit_budget, parameter_axes
 from models.shape.remat_names import BLOCK_INPUT, MATMULS
 from pipeline.errors import InputError
 from training.config import OptimizerConfig, Parallelism, TrainConfig
-from training.config.mesh_division import check_model
-from training.config.parallelism import Sharding
+from training.config.parallelism import FSDP, MESH_AXES, Sharding, assign
 from training.cost.executed_flops import block_flops, orthogonalization_flops, recomputed
 from training.cost.memory_estimate import GIB, Estimate, estimate
+
+
+def check_model(model: TransformerConfig, parallel: Parallelism, devices: int) -> None:
+    """Raise `InputError` unless the mesh divides the devices and the parameters over them.
+
+    `parallel` is without "auto" as sharding.
+    """
+    mesh, rules = _mesh(parallel, devices), parallel.rules
+    applied = [rules.params, rules.optimizer_state or rules.params]
+    applied += [rules.compute_params] if mesh[FSDP] > 1 else []
+    for axes in parameter_axes(model):
+        for each in applied:
+            assign(axes, each, mesh)
+
+
+def check_batch(train: TrainConfig, parallel: Parallelism, devices: int, first: int = 0) -> None:
+    """Raise `InputError` unless every microbatch splits evenly over the batch shards.
+
+    `train` is of the batch phase after `first` steps; `parallel` is without "auto" as sharding.
+    """
+    mesh, axes = _mesh(parallel, devices), parallel.rules.axes("batch")
+    shards, microbatches = math.prod(mesh[axis] for axis in axes), train.microbatches
+    if train.batch_size % (shards * microbatches):
+        raise InputError(
+            f"TrainConfig: a batch of {train.batch_size} from step {first} on is not divisible by "
+            f"{shards} devices ({' x '.join(f'{axis} {mesh[axis]}' for axis in axes)}) times "
+            f"{microbatches} microbatches; choose a multiple of {shards * microbatches}"
+        )
+
+
+def _mesh(parallel: Parallelism, devices: int) -> Mapping[str, int]:
+    return dict(zip(MESH_AXES, parallel.mesh_shape(devices), strict=True))
+
 
 SHARDINGS: dict[Sharding, float] = {"replicated": 0.0, "zero1": 0.01, "fsdp": 0.1}
 """Cost of each sharding for "auto", as a share of the forward pass: gathering parameters once a

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from models.shape.config import TransformerConfig
-from models.shape.flops import training_flops_per_token
+from models.shape.footprint import training_flops_per_token
 from pipeline.accelerators import TPUS, Chip
 from training.config import OptimizerConfig, TrainConfig
 from training.cost.executed_flops import orthogonalization_flops

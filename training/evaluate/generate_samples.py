@@ -18,7 +18,7 @@ from data.tokenizer.text_tokenizer import TextTokenizer
 from models.generate.generate import NO_TOKEN, advance, begin, cache_length, check, pad_prompts
 from models.generate.sampling_config import Sampling
 from models.generate.token_sampling import Rules
-from models.layers.precision import cast
+from models.layers.norms import cast
 from models.layers.scan_layers import split_layers
 from models.shape.config import TransformerConfig
 from models.transformer import Transformer

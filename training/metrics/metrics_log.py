@@ -1,27 +1,203 @@
-"""Writes `metrics.jsonl`, the only record of a run's metrics, events and times.
+"""Writes and reads `metrics.jsonl`, the only record of a run's metrics, events and times.
 
 Each line is a JSON object: `kind` ("config", "began", "time", "step", "evaluation", "sample" or the
 name of an event), `time` (Unix) and fields; `training.metrics.recorder` defines those of a step,
-`training.metrics.attempts` those of a time. Process 0 encodes a line immediately and a thread
-appends it within a second, so the training loop never blocks on a disk or store. A checkpoint holds
-no lines. It holds a `Segment` per attempt (the attempt's directory and how many bytes of its log
-count), and is recorded after those bytes are stored. Lines that an attempt wrote after the
-checkpoint that the next one resumed from stay in its file but are not part of the run's history.
+`training.metrics.goodput` those of a time. Process 0 encodes a line immediately and a thread
+appends it within a second, so the training loop never blocks on a disk or store.
+
+The history of a run is the log of every attempt up to the checkpoint that the next one resumed
+from. A checkpoint holds no lines but a `Segment` per attempt, and is recorded after those bytes are
+stored. Later lines stay in the file but are not part of the history. Logs are read as streams.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
+import math
+import re
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from pipeline.errors import InputError
-from pipeline.store import storage
+from pipeline.errors import CorruptOutput, InputError
+from pipeline.store import append, storage
 from pipeline.store.append import Appender
 from pipeline.store.decode import json_line
-from training.metrics.history import NAME, Segment, log_files, read_history
+
+Entry = dict[str, Any]
+Segment = tuple[str, int]
+"""A directory with a metrics log, and how many bytes of the log belong to the history."""
+
+NAME = "metrics.jsonl"
+TABLES = {"history": "step", "evaluations": "evaluation", "samples": "sample"}
+"""Tables of a run, and the `kind` of the entries that are their rows."""
+MEASURED = frozenset(
+    {
+        "seconds",
+        "data_wait",
+        "tokens_per_second",
+        "tokens_per_second_average",
+        "useful_tokens_per_second",
+        "mfu",
+        "mfu_full",
+        "hfu",
+        "memory_bytes",
+    }
+)
+"""Columns that depend on the machine and its clock; the others are the same in a repeated run."""
+_OLD_PART = re.compile(r"metrics\.[0-9]{15}\.jsonl")  # in object stores, of earlier versions
+_READ_BYTES = 1 << 20
+
+
+def log_files(directory: str) -> list[tuple[str, int]]:
+    """URL and size of the files of the metrics log in a directory, in order."""
+    if found := append.objects(storage.join(directory, NAME)):
+        return found
+    old = [name for name in storage.list_names(directory) if _OLD_PART.fullmatch(name)]
+    urls = [storage.join(directory, name) for name in old]
+    return [(url, storage.size(url) or 0) for url in urls]
+
+
+def read_log(
+    directory: str, end: int | None = None, kinds: Collection[str] | None = None
+) -> Iterator[Entry]:
+    """The entries of one attempt's metrics log, or those of some kinds; none without a log.
+
+    Skips an incomplete last line, which a kill leaves. Reads `end` bytes if given.
+
+    Raises:
+        CorruptOutput: the log has fewer than `end` bytes.
+        ValueError: a line is not JSON.
+    """
+    # The kind is a line's first field: other lines are skipped without parsing them.
+    begins = None if kinds is None else tuple(f'{{"kind": "{kind}"'.encode() for kind in kinds)
+    incomplete, found = b"", 0
+    for data in _read(directory):
+        data = data if end is None else data[: end - found]
+        found += len(data)
+        *lines, incomplete = (incomplete + data).split(b"\n")
+        for line in lines:
+            if begins is None or line.startswith(begins):
+                yield parse(line)
+        if found == end:
+            return
+    if end is not None:
+        _check_size(directory, found, end)
+
+
+def parse(line: bytes) -> Entry:
+    """An entry from its line; null stands for a number of a row that is not finite."""
+    entry = json.loads(line)
+    if entry.get("kind") in ("step", "evaluation"):
+        return {name: math.nan if value is None else value for name, value in entry.items()}
+    return entry
+
+
+def _check_size(directory: str, found: int, expected: int) -> None:
+    if found < expected:
+        raise CorruptOutput(
+            f"{storage.join(directory, NAME)}: expected {expected:,} bytes of the run's history, "
+            f"found {found:,}; put the file back"
+        )
+
+
+def _read(directory: str) -> Iterator[bytes]:
+    read = 0
+    for url, _ in log_files(directory):
+        try:
+            with storage.open_read(url) as file:
+                while data := file.read(_READ_BYTES):
+                    read += len(data)
+                    yield data
+        except FileNotFoundError:  # parts of a log that still grows were merged
+            yield append.Tail(storage.join(directory, NAME), read).more()
+            return
+
+
+def read_history(
+    history: Sequence[Segment], kinds: Collection[str] = frozenset(TABLES.values())
+) -> Iterator[Entry]:
+    """The entries of a run's history in order, the same as of an uninterrupted run.
+
+    Raises:
+        CorruptOutput: a log is shorter than its segment.
+    """
+    for directory, end in history:
+        yield from read_log(directory, end, kinds)
+
+
+def check_history(history: Sequence[Segment]) -> None:
+    """Raise `CorruptOutput` when a log is shorter than its segment; reads no entries."""
+    for directory, end in history:
+        _check_size(directory, sum(size for _, size in log_files(directory)), end)
+
+
+def plain(entry: Mapping[str, Any]) -> Entry:
+    """The fields of an entry that its writer passed: all except `kind` and `time`."""
+    return {name: value for name, value in entry.items() if name not in ("kind", "time")}
+
+
+def tables(entries: Iterable[Entry]) -> dict[str, list[Entry]]:
+    """The rows of a run by table: "history" (one per step), "evaluations" and "samples"."""
+    found: dict[str, list[Entry]] = {name: [] for name in TABLES}
+    names = {kind: name for name, kind in TABLES.items()}
+    for entry in entries:
+        if entry["kind"] in names:
+            found[names[entry["kind"]]].append(plain(entry))
+    return found
+
+
+def write_history(directory: str, history: Sequence[Segment], attempts: Iterable[Entry]) -> None:
+    """Write the whole history of a run as one metrics log, and the times of all its attempts."""
+    with storage.open_write(storage.join(directory, NAME)) as file:
+        for entry in read_history(history):
+            file.write(json_line(entry))
+        for attempt in attempts:
+            file.write(json_line({"kind": "attempt", **attempt}))
+
+
+def content_of(history: Sequence[Segment]) -> str:
+    """Hex SHA-256 of a run's steps without the columns of `MEASURED`.
+
+    Evaluations and samples look at the model, as often as settings outside the key say: they are
+    not part of what was trained.
+    """
+    found = hashlib.sha256()
+    for entry in read_history(history, ["step"]):
+        row = {name: value for name, value in plain(entry).items() if name not in MEASURED}
+        found.update(json.dumps(row, sort_keys=True).encode() + b"\n")
+    return found.hexdigest()
+
+
+def to_relative(history: Sequence[Segment], base: str) -> list[list[Any]]:
+    """A history with directories relative to `base`, so that both can move together."""
+    return [[_relative(directory, base), end] for directory, end in history]
+
+
+def from_relative(history: Sequence[Sequence[Any]], base: str) -> tuple[Segment, ...]:
+    """The inverse of `to_relative`."""
+    found = []
+    for reference, end in history:
+        parts = reference.split("/")
+        up, here = parts.count(".."), _parts(base)
+        found.append(("/".join([*here[: len(here) - up], *parts[up:]]), int(end)))
+    return tuple(found)
+
+
+def _relative(directory: str, base: str) -> str:
+    here, there = _parts(base), _parts(directory)
+    common = 0
+    while common < min(len(here), len(there)) and here[common] == there[common]:
+        common += 1
+    return "/".join([*[".."] * (len(here) - common), *there[common:]])
+
+
+def _parts(url: str) -> list[str]:
+    return storage.normalise(url).split("/")
+
 
 logger = logging.getLogger(__name__)
 

@@ -21,7 +21,7 @@ from typing import Any
 import jax
 
 from pipeline.store import storage
-from training.metrics.spool import Spool
+from training.metrics.trackers import Spool
 
 logger = logging.getLogger(__name__)
 

@@ -3,7 +3,7 @@
     init        from the start until the first batch is requested, restore included
     compile     waiting for the compilation of the train step
     data_wait   the devices were idle because the next batch was not ready (see
-                `training.trainer.data_wait`)
+                `training.metrics.stopwatch`)
     step        training: queueing steps, reading their metrics, waiting for the devices
     skipped     the same for steps that were not applied (see `training.step.train_step`)
     evaluation  scoring held-out splits, compilation included
@@ -31,9 +31,68 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import InputError
+
+if TYPE_CHECKING:
+    import jax
+    import numpy as np
+
+
+BEHIND_SECONDS = 1e-3
+"""A longer wait for a batch shows that the loader does not keep up."""
+
+
+class TimedBatches:
+    """Iterates over the loader's batches; counts the devices' idle time as `data_wait`.
+
+    While the newest step still runs on the devices, waiting for a batch costs nothing and is part
+    of `step`. If the step has ended by the time the batch arrives, the whole wait counts, although
+    the step covered an unknown part of it. From then on, until the loader keeps up again, the host
+    first waits for the step, and only the wait after it counts. The loader's queue is empty then,
+    so this delays only the hand-over of the next batch.
+
+    Args:
+        batches: the loader.
+        watch: the stopwatch, in `step` while the loop runs.
+        clock: the stopwatch's clock, in nanoseconds.
+        waiting: context of the wait for a batch, such as `Watchdog.waiting`.
+    """
+
+    def __init__(
+        self,
+        batches: Iterator[np.ndarray],
+        watch: Stopwatch,
+        clock: Callable[[], int] = time.perf_counter_ns,
+        waiting: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> None:
+        self._batches, self._watch, self._clock, self._waiting = batches, watch, clock, waiting
+        self._running: Any = None
+        self._behind = False
+
+    def __iter__(self) -> Iterator[np.ndarray]:
+        return self
+
+    def set_inflight(self, array: jax.Array) -> None:
+        """Set an array that the step just queued computes; None when no step is in flight."""
+        self._running = array
+
+    def __next__(self) -> np.ndarray:
+        running = self._running
+        if self._behind and running is not None:
+            running.block_until_ready()
+        started = self._clock()
+        with self._waiting():
+            batch = next(self._batches)
+        waited = self._clock() - started
+        idle = running is None or running.is_ready()
+        self._behind = idle and running is not None and waited > BEHIND_SECONDS * 1e9
+        if idle:
+            self._watch.count_as("data_wait", waited)
+        return batch
+
 
 BUCKETS = (
     "init",

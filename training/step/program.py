@@ -15,23 +15,24 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from models.layers.remat import checkpoint_policy
+from models.layers.scan_layers import checkpoint_policy
 from models.shape.config import TransformerConfig
 from pipeline.accelerators import chip_of
 from training.config import OptimizerConfig, TrainConfig
 from training.config.batch_schedule import BatchPhase
 from training.cost.memory_estimate import Estimate
 from training.cost.memory_plan import Devices
-from training.cost.resolved_run import ResolvedPhase, resolve_run
-from training.cost.shape_lint import lint
-from training.optimizer.build import build
-from training.optimizer.lr_schedule import schedule
-from training.sharding.layout import Layout, make_layout
-from training.sharding.mesh import slice_count
-from training.step.document_mask import Boundaries
-from training.step.evaluation_step import EvaluationStep, make_evaluation_step
+from training.cost.resolved_run import ResolvedPhase, lint, resolve_run
+from training.optimizer import build, schedule
+from training.sharding.layout import Layout, make_layout, slice_count
 from training.step.state import TrainState, abstract_state, init_state
-from training.step.train_step import LossFunction, make_train_step
+from training.step.train_step import (
+    Boundaries,
+    EvaluationStep,
+    LossFunction,
+    make_evaluation_step,
+    make_train_step,
+)
 
 
 @dataclass(frozen=True)
@@ -111,7 +112,7 @@ def build_programs(
     Args:
         model, optimizer, train: the configurations.
         devices: real devices, or those of a topology description.
-        eos_id, padded, masked: as of `training.step.document_mask`.
+        eos_id, padded, masked: as of `training.step.train_step`.
         done: steps that are done before.
 
     Raises:

@@ -1,18 +1,28 @@
-"""One optimizer step as one compiled program, the same for one process and for many.
+"""The optimizer step and the evaluation step, each one program for any number of processes.
 
 The loss of a microbatch is a *sum* over its counted tokens. Sums of losses and gradients are
 accumulated in float32 and divided once by the number of counted tokens in the whole batch, so the
 result does not depend on the number of microbatches, even when masks make their counts unequal.
 
 A step counts only if it learned: one without a counted token, one whose loss, gradient norm or
-updated parameters are not finite, and one whose loss is a spike (`training.step.loss_spike`) leave
+updated parameters are not finite, and one whose loss is a spike (`training.step.state`) leave
 parameters, EMA, optimizer state and the window of losses unchanged and increment `skipped`; `step`
 advances, so the next step reads the next batch.
+
+A batch holds stored ids only, which determine documents and loss mask:
+
+- An EOS begins a segment: it is the first token of the document that follows it, and a prompt
+  begins with it too. Attention stays inside a segment, so no prediction sees another document's
+  text; the EOS itself is predicted from the document that it ends.
+- An EOS after an EOS is padding (see `data.batches.packing`); its prediction does not count.
+- Where a cache has a loss mask, an id >= vocab_size stands for the token id - vocab_size: the model
+  reads the token, and its prediction does not count.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,16 +31,106 @@ import jax.numpy as jnp
 import optax
 
 import models.named as hax
-from models.layers.precision import cast
-from models.loss.next_token import next_token_loss
+from models.layers.axes import BATCH, POSITION
+from models.layers.norms import cast
+from models.loss.next_token import next_token_loss, score_tokens
+from models.named import NamedArray
+from models.shape.footprint import logit_budget
 from models.transformer import Transformer
 from training.config import TrainConfig
-from training.optimizer.lr_schedule import Schedule
+from training.optimizer import Schedule
 from training.sharding.layout import Layout
-from training.step.document_mask import Boundaries
-from training.step.loss_spike import is_spike, remember
-from training.step.state import TrainState, ema_weight, shardings_of
-from training.step.xla_options import compiler_options
+from training.step.state import (
+    TrainState,
+    compiler_options,
+    ema_weight,
+    is_spike,
+    remember,
+    shardings_of,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Boundaries:
+    """Derives tokens, segments and loss mask from the stored ids of a run.
+
+    `separate` stops attention at the end of a document, `padded` sequences may end in padding, and
+    `masked_from` is the vocabulary's size where ids are stored with a loss mask.
+    """
+
+    eos_id: int
+    separate: bool = False
+    padded: bool = False
+    masked_from: int | None = None
+
+    def tokens(self, stored: jax.Array) -> jax.Array:
+        """Token ids, int32 [batch, position], of stored ids of the same shape and dtype."""
+        if self.masked_from is None:
+            return stored
+        return jnp.where(stored < self.masked_from, stored, stored - self.masked_from)
+
+    def segments(self, tokens: jax.Array) -> NamedArray | None:
+        """int32 [batch, position], equal within a document; None if attention crosses documents."""
+        if not self.separate:
+            return None
+        # Position i has the number of EOS ids in 0..i, so an EOS shares the next document's number.
+        ends = (tokens == self.eos_id).astype(jnp.int32)
+        return hax.named(jnp.cumsum(ends, axis=1), (BATCH, POSITION))
+
+    def counted(self, stored: jax.Array) -> NamedArray | None:
+        """Bool [batch, position]: whether the prediction of token i + 1 counts; None if all do."""
+        # The last position has no next token; the loss ignores the value that wraps around to it.
+        following, counts = jnp.roll(stored, -1, axis=1), []
+        if self.masked_from is not None:
+            counts.append(following < self.masked_from)
+        if self.padded:
+            counts.append((stored != self.eos_id) | (following != self.eos_id))
+        if not counts:
+            return None
+        return hax.named(jnp.stack(counts).all(axis=0), (BATCH, POSITION))
+
+
+EvaluationStep = Callable[
+    [Transformer, jax.Array, jax.Array, jax.Array], tuple[jax.Array, jax.Array, jax.Array]
+]
+
+
+def make_evaluation_step(
+    config: TrainConfig, layout: Layout, backend: str, boundaries: Boundaries
+) -> EvaluationStep:
+    """Jitted (model, tokens, lengths, token_bytes) -> nll, tokens and bytes per sequence, [batch].
+
+    Negative log-likelihoods are in nats, float32; the counts are int32.
+    """
+    # Held-out splits have no padding: there, EOS after EOS is an empty document, which counts.
+    unpadded = dataclasses.replace(boundaries, padded=False)
+
+    def evaluation_step(
+        model: Transformer, stored: jax.Array, lengths: jax.Array, token_bytes: jax.Array
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
+        tokens = boundaries.tokens(stored)
+        with layout.activations():
+            compute_params = cast(model, jnp.dtype(config.compute_dtype))
+            nll, _ = score_tokens(
+                layout.gather_model(compute_params),
+                hax.named(tokens, ("batch", "position")),
+                segment_ids=boundaries.segments(tokens),
+                budget=logit_budget(layout.platform),
+                forward=layout.forward(backend, unroll=config.unroll),
+            )
+        # Position i predicts token i + 1, which must lie before the end of its sequence.
+        counted = jnp.arange(1, tokens.shape[1])[None] < lengths[:, None]
+        if (unmasked := unpadded.counted(stored)) is not None:
+            counted = counted & unmasked.array[:, :-1]
+        target_bytes = jnp.where(counted, token_bytes[tokens[:, 1:]], 0)
+        return (
+            jnp.sum(jnp.where(counted, nll.array[:, :-1], 0.0), axis=1),
+            jnp.sum(counted, axis=1, dtype=jnp.int32),
+            jnp.sum(target_bytes, axis=1, dtype=jnp.int32),
+        )
+
+    return jax.jit(evaluation_step, out_shardings=layout.replicated)
+
 
 Metrics = dict[str, jax.Array]
 

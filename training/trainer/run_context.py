@@ -17,12 +17,11 @@ from typing import Any
 import jax
 
 from training.config.job import Listener, MetricsRow, TrainJob
-from training.fault.preemption import StopSignal
-from training.fault.watchdog import Board, Watchdog
+from training.fault import Board, StopSignal, Watchdog
 from training.metrics.metrics_log import MetricsLog
 from training.metrics.profiler import TRACE_SECONDS, Profiler
 from training.metrics.stopwatch import Stopwatch
-from training.metrics.trackers.children import Trackers
+from training.metrics.trackers import Trackers
 
 logger = logging.getLogger(__name__)
 
@@ -174,7 +173,7 @@ class RunContext(Listener):
             self.log.close(min(seconds, SHORT_SECONDS))
 
     def _times(self) -> dict[str, Any]:
-        """The fields of a row of kind "time", see `training.metrics.attempts`."""
+        """The fields of a row of kind "time", see `training.metrics.goodput`."""
         return {"step": self._step, "buckets": self.watch.seconds(), "startup": self.watch.startup}
 
     def _report(self, failures: list[str]) -> None:

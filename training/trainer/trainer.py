@@ -24,22 +24,17 @@ from data.batches.loader import Loader
 from models.jax_numerics import fixed_numerics
 from pipeline.errors import InputError, PonenteError
 from training.checkpoint.checkpointer import Checkpointer
-from training.checkpoint.retention import dropped, due
-from training.config.batch_schedule import BatchPhase
+from training.config.batch_schedule import BatchPhase, dropped, due
 from training.config.job import Listener, MetricsRow, TrainJob, TrainResult, check_job
-from training.evaluate.during_training import InTrainingEvaluation
-from training.metrics.history import Segment, read_history, to_relative
-from training.metrics.recorder import Recorder
-from training.metrics.stopwatch import Stopwatch
-from training.metrics.throughput import PeakMemory
-from training.optimizer.lr_schedule import schedule
+from training.evaluate.evaluator import InTrainingEvaluation
+from training.metrics.metrics_log import Segment, read_history, to_relative
+from training.metrics.recorder import PeakMemory, Recorder
+from training.metrics.stopwatch import Stopwatch, TimedBatches
+from training.optimizer import schedule
 from training.step.program import Program, Programs, build_programs
 from training.step.state import TrainState
-from training.trainer.compilation_cache import cache_in
-from training.trainer.compile_ahead import CompiledPhase, PhaseCompiler
-from training.trainer.data_offset import data_offset
-from training.trainer.data_wait import TimedBatches
-from training.trainer.initial_state import InitialState, restore_or_init
+from training.trainer.compile_ahead import CompiledPhase, PhaseCompiler, cache_in
+from training.trainer.initial_state import InitialState, data_offset, restore_or_init
 from training.trainer.run_context import RunContext, run_context
 
 logger = logging.getLogger(__name__)

@@ -127,7 +127,7 @@ def _describe_yarn(writer: GGUFWriter, yarn: YarnScaling) -> None:
 
 def _llama3_factors(config: TransformerConfig) -> np.ndarray:
     """float32 [head_size / 2]: the divisors of rotary frequencies in Llama 3's scaling."""
-    from models.layers.rotary import frequencies  # imports JAX, which nothing else here needs
+    from models.layers.block import frequencies  # imports JAX, which nothing else here needs
 
     size, base = config.head_size, config.rope_base
     divisors = frequencies(size, base) / frequencies(size, base, config.rope_scaling)

@@ -22,7 +22,7 @@ from steps.exchange.choices import check_choices
 from steps.exchange.hf.hf_files import INDEX
 from steps.exchange.hf.safetensors_writer import DTYPES, plan_shards, write_shard
 from steps.exchange.hf.tokenizer_files import check_auto_tokenizer, write_tokenizer_files
-from training.checkpoint.model_arrays import StoredModel
+from training.checkpoint.restore import StoredModel
 
 SHARD_BYTES = 5_000_000_000
 _PIECE_BYTES = 64 << 20

@@ -22,7 +22,7 @@ from pipeline.identity.listing import Listing
 from pipeline.store import storage
 from steps.exchange.hf.hf_files import Tensors, read_model
 from steps.exchange.hf.tokenizer_files import read_tokenizer_files
-from training.checkpoint.model_arrays import ModelWriter
+from training.checkpoint.restore import ModelWriter
 
 _HUB = "hf://"
 _PIECE = 1 << 24  # bytes copied at once

@@ -13,9 +13,8 @@ from pipeline.store import storage
 from pipeline.store.builds import find_build
 from pipeline.store.ledger import Ledger
 from steps.artifacts import Checkpoint
-from training.checkpoint.retention import kept_for_good
 from training.config import OptimizerConfig, TrainConfig
-from training.config.batch_schedule import rows_read
+from training.config.batch_schedule import kept_for_good, rows_read
 
 CHECKPOINTS = "checkpoint/"
 

@@ -7,7 +7,7 @@ import dataclasses
 from dataclasses import dataclass
 
 from models.shape.config import TransformerConfig
-from models.shape.flops import training_flops_per_token
+from models.shape.footprint import training_flops_per_token
 from pipeline import Hardware, InputError
 from pipeline.graph.facts import Results
 from pipeline.graph.step import Node

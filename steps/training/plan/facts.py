@@ -21,10 +21,9 @@ from steps.training.plan.measured import speed_here
 from steps.training.plan.memory import GIB, Fit
 from training.config import TrainConfig
 from training.config.batch_schedule import rows_read
-from training.config.trackers import INSTALL, TRACKERS
+from training.config.train import INSTALL, TRACKERS
 from training.cost import step_time
-from training.cost.resolved_run import ResolvedRun, resolve_run
-from training.cost.shape_lint import lint
+from training.cost.resolved_run import ResolvedRun, lint, resolve_run
 from training.cost.step_time import Forecast, forecast
 
 
@@ -265,7 +264,7 @@ def _examination(run: DeclaredRun) -> Callable[[Callable[[str], None]], Facts] |
 
 def compiled_facts(run: DeclaredRun, show: Callable[[str], None]) -> Facts:
     """The TPU compiler's verdict on the memory of the run's largest step."""
-    from training.compile_check import check
+    from training.preflight import check
 
     # The schedule's length is only a constant of the program, so any number gives the same memory.
     train = dataclasses.replace(run.train, steps=run.steps or 1000)

@@ -7,7 +7,7 @@ import os
 import socket
 from collections.abc import Iterator
 
-from models.shape.flops import training_flops_per_token
+from models.shape.footprint import training_flops_per_token
 from pipeline.errors import CorruptOutput
 from pipeline.graph.facts import Published, Results
 from pipeline.store import manifest, storage

@@ -8,7 +8,7 @@ import numpy as np
 
 import models.named as hax
 from models.attention.dispatch import attend
-from models.attention.mask import Mask
+from models.attention.reference import Mask
 from tests.models import small
 
 

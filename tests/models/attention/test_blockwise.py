@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from jax.interpreters import partial_eval
 
 from models.attention.blockwise import blockwise as attention
-from models.attention.mask import Mask
+from models.attention.reference import Mask
 from tests.models import reference, small
 
 

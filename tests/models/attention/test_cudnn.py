@@ -15,9 +15,9 @@ from jax.export import DisabledSafetyCheck
 import models.named as hax
 from models.attention import cudnn
 from models.attention.dispatch import attend
-from models.attention.mask import Mask
+from models.attention.reference import Mask
 from models.jax_versions import NEWEST
-from models.mesh_axes import MeshAxes
+from models.layers.axes import MeshAxes
 from tests.models import small
 from tests.models.attention.attention_inputs import inputs, value_and_gradients
 

@@ -17,7 +17,7 @@ from jax.interpreters import partial_eval
 
 import models.named as hax
 from models.attention import splash
-from models.mesh_axes import MeshAxes
+from models.layers.axes import MeshAxes
 from models.shape.splash_tiles import choose_way
 from models.transformer import Forward
 from tests.models import small

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import models.named as hax
 from models.generate.kv_cache import attend_to_past, cache_bytes, decode, prefill
-from models.layers.precision import cast
+from models.layers.norms import cast
 from models.layers.scan_layers import split_layers
 from models.shape.config import TransformerConfig
 from tests.models import reference, small

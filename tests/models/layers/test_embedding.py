@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
+from models.layers.axes import MeshAxes
 from models.layers.embedding import look_up
-from models.mesh_axes import MeshAxes
 from tests.models import small
 
 CASES = {

@@ -9,7 +9,7 @@ import jax
 import pytest
 
 import models.named as hax
-from models.layers.remat import checkpoint_policy
+from models.layers.scan_layers import checkpoint_policy
 from models.shape.footprint import footprint
 from models.shape.remat_names import (
     BLOCK_INPUT,

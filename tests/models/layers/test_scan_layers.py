@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 import models.named as hax
 from models.attention.dispatch import attend
-from models.attention.mask import Mask
+from models.attention.reference import Mask
 from models.layers.axes import TOKENS_FIRST, model_axes
-from models.layers.rotary import rotary_angles
+from models.layers.block import rotary_angles
 from models.layers.scan_layers import apply_layers
 from models.shape.config import TransformerConfig
 from models.shape.footprint import cycles_of

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from models.layers.axes import MeshAxes
 from models.loss.cross_entropy import LossOptions, summed_losses, token_losses
-from models.mesh_axes import MeshAxes
-from models.shape.loss_chunks import chunk_count
+from models.shape.footprint import chunk_count
 from pipeline.errors import InputError
 from tests.models import small
 

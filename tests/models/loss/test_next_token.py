@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 import models.named as hax
+from models.layers.axes import MeshAxes
 from models.loss.next_token import next_token_loss, score_tokens
-from models.mesh_axes import MeshAxes
-from models.shape.loss_chunks import chunk_count
+from models.shape.footprint import chunk_count
 from models.transformer import Forward
 from tests.models import reference, small
 

@@ -12,9 +12,9 @@ import pytest
 
 from models.generate.generate import generate
 from models.generate.sampling_config import Sampling
+from models.layers.axes import MeshAxes
 from models.loss.cross_entropy import LossOptions, summed_losses, token_losses
 from models.loss.next_token import next_token_loss, score_tokens
-from models.mesh_axes import MeshAxes
 from models.transformer import Transformer
 from tests.models import small
 from tests.models.loss.test_cross_entropy import inputs, numpy_sums, plain

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from models.shape import presets
 from models.shape.config import TransformerConfig
-from models.shape.flops import (
+from models.shape.footprint import (
+    footprint,
     forward_flops_per_token,
     training_flops_per_token,
 )
-from models.shape.footprint import footprint
 from models.transformer import Forward
 from tests.models import small
 

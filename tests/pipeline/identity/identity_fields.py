@@ -23,7 +23,7 @@ from experiments.run_200m import experiment
 from models.shape.config import TransformerConfig
 from pipeline import Artifact, Hardware, InputError, Runtime, local, pod, step
 from pipeline.graph.step import Node, StepSpec, as_node
-from training.config.axis_rules import Rules
+from training.config.parallelism import Rules
 
 SMOKE = experiment.presets["smoke"]
 # Words that validated text fields accept; a field takes the first that differs and is accepted.

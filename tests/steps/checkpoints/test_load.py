@@ -117,7 +117,7 @@ def test_rows_longer_than_learned_positions_are_refused(model):
     """The model has no number for them."""
     import jax
 
-    from models.generate.logits import next_token_logits
+    from models.generate.generate import next_token_logits
     from models.transformer import Transformer
 
     learned = dataclasses.replace(model.trained.model, positions="learned", context=24)

@@ -21,9 +21,8 @@ from steps.artifacts import Checkpoint
 from steps.evaluation.follow import Assignment, _Desk, _expected, _trained_as
 from tests.pipeline.helpers import bring_up
 from tests.training import tiny
-from training.evaluate import follow_checkpoints
-from training.evaluate.checkpoint_scorer import Scored
-from training.evaluate.follow_checkpoints import MOST_FAILED_LOOKS, follow
+from training.evaluate import checkpoint_scorer
+from training.evaluate.checkpoint_scorer import MOST_FAILED_LOOKS, Scored, follow
 
 ROW = {"split": "validation", "loss": 3.0, "bits_per_byte": 1.0, "tokens": 10, "bytes": 20}
 
@@ -95,7 +94,7 @@ def trial(tmp_path, monkeypatch):
         if not made.failures:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    monkeypatch.setattr(follow_checkpoints, "time", types.SimpleNamespace(sleep=leave))
+    monkeypatch.setattr(checkpoint_scorer, "time", types.SimpleNamespace(sleep=leave))
     return made
 
 

@@ -16,7 +16,7 @@ from steps.training.train import train
 from tests.pipeline.helpers import bring_up
 from tests.steps.synthetic import VOCAB, synthetic
 from tests.training import tiny
-from training.fault.watchdog import Watchdog
+from training.fault import Watchdog
 
 pytestmark = pytest.mark.slow  # the first of them trains
 

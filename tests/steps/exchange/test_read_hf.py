@@ -17,7 +17,7 @@ from steps.exchange.hf.read_hf import list_model, open_hf, opened, write_checkpo
 from tests.faults.fake_hub import COMMIT, FakeHub
 from tests.steps.exchange.hf_folders import INDEX, ROWS, SMALL, write_small
 from tests.steps.exchange.hf_folders import SMALL_FILES as FILES
-from training.checkpoint.model_arrays import StoredModel
+from training.checkpoint.restore import StoredModel
 
 IDS = 1000
 

@@ -14,8 +14,7 @@ from pipeline.store.manifest import Manifest
 from steps.artifacts import Scores
 from steps.pages import charts, page
 from steps.pages.run_record import RunRecord, of_directory
-from training.metrics.attempts import Attempt, Mark
-from training.metrics.goodput import account
+from training.metrics.goodput import Attempt, Mark, account
 
 # Of the package, these names are the steps'.
 compare = importlib.import_module("steps.pages.compare")

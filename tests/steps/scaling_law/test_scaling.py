@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import steps
 from experiments.scaling_smoke import experiment
-from models.shape.flops import training_flops_per_token
+from models.shape.footprint import training_flops_per_token
 from models.shape.presets import llama_200m, tiny
 from pipeline import Hardware, InputError, Result, Runtime, StepContext, local, named, select, step
 from pipeline.errors import StepFailed

@@ -9,7 +9,7 @@ import shutil
 import pytest
 
 import steps
-from models.shape.flops import training_flops_per_token
+from models.shape.footprint import training_flops_per_token
 from pipeline import Experiment
 from pipeline.errors import InputError, StepFailed
 from pipeline.graph.facts import Published

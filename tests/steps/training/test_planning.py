@@ -9,7 +9,7 @@ import pytest
 
 import steps
 from experiments.run_200m import experiment
-from models.shape.flops import training_flops_per_token
+from models.shape.footprint import training_flops_per_token
 from models.shape.presets import llama_200m
 from pipeline import InputError, pod
 from pipeline.graph.order import topological

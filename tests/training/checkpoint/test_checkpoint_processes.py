@@ -9,7 +9,7 @@ import pytest
 from tests.training.checkpoint.checkpoint_worker import OTHER_SPECS, SPECS, is_right, like, state
 from tests.training.trainer.test_processes import run_processes
 from training.checkpoint.checkpointer import Checkpointer
-from training.checkpoint.index import read_index
+from training.checkpoint.files import read_index
 from training.checkpoint.restore import restore
 
 pytestmark = pytest.mark.slow

@@ -19,10 +19,10 @@ from tests.faults.fake_gcs import FakeGCS, Faults
 from tests.training import tiny
 from training.checkpoint import device_to_host, files
 from training.checkpoint.checkpointer import Checkpointer
-from training.checkpoint.index import measured, read_index
+from training.checkpoint.files import measured, read_index
 from training.checkpoint.restore import read_progress, restore
-from training.checkpoint.retention import dropped
 from training.config import TrainConfig
+from training.config.batch_schedule import dropped
 
 PROGRESS = {"evaluated": 0, "skipped": [0.0, 0]}
 

@@ -15,9 +15,9 @@ from tests.training import tiny
 from training.checkpoint import chunks as checkpoint_chunks
 from training.checkpoint import files
 from training.checkpoint.checkpointer import Checkpointer
-from training.checkpoint.index import measured, read_index, with_digest
+from training.checkpoint.files import measured, read_index, with_digest
 from training.checkpoint.restore import load_model, newest_sound, restore
-from training.optimizer.build import build
+from training.optimizer import build
 from training.step.program import build_program
 from training.step.state import abstract_state
 

@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from training.checkpoint.retention import dropped, due, kept_for_good
 from training.config import TrainConfig
+from training.config.batch_schedule import dropped, due, kept_for_good
 
 
 def rules(newest, every, milestones):

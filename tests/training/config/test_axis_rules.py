@@ -8,7 +8,7 @@ import pytest
 from models.shape.validation import from_plain
 from pipeline.errors import InputError
 from training.config import SPLIT_TABLES, AxisRules, Parallelism
-from training.config.axis_rules import MESH_AXES, assign
+from training.config.parallelism import MESH_AXES, assign
 
 ALONE = dict.fromkeys(MESH_AXES, 1)
 

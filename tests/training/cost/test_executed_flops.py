@@ -7,8 +7,7 @@ import pytest
 from jax.interpreters import partial_eval
 
 from models.shape import presets
-from models.shape.flops import training_flops_per_token
-from models.shape.footprint import attended_pairs
+from models.shape.footprint import attended_pairs, training_flops_per_token
 from tests.training import tiny
 from training.config import OptimizerConfig, Parallelism, TrainConfig
 from training.cost.executed_flops import executed_flops, orthogonalization_flops

@@ -4,7 +4,7 @@ import dataclasses
 
 from models.shape import presets
 from training.config import Parallelism
-from training.cost.shape_lint import lint
+from training.cost.resolved_run import lint
 
 ONE = Parallelism(sharding="replicated")
 WIDE = dataclasses.replace(presets.tomat_1b, heads=8, kv_heads=8, head_size=256)

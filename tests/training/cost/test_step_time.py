@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from models.shape.config import TransformerConfig
-from models.shape.flops import training_flops_per_token
+from models.shape.footprint import training_flops_per_token
 from pipeline.accelerators import GPUS, TPUS
 from tests.bench import layouts, predictions
 from tests.bench.published_rows import read

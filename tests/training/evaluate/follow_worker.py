@@ -18,8 +18,7 @@ def main() -> None:
     from tests.training import tiny
     from training.checkpoint.restore import load_model_onto
     from training.evaluate import follow_checkpoints
-    from training.evaluate.checkpoint_scorer import Scored
-    from training.evaluate.follow_checkpoints import Next
+    from training.evaluate.checkpoint_scorer import Next, Scored
     from training.sharding.distributed import joined
     from training.sharding.layout import make_layout
 

@@ -22,7 +22,7 @@ from training.evaluate.evaluator import (
     plan_sequences,
     read_batches,
 )
-from training.step.evaluation_step import make_evaluation_step
+from training.step.train_step import make_evaluation_step
 
 SIZES = st.integers(1, 40)
 
@@ -198,7 +198,7 @@ def test_several_sets_whole(data):
 
 
 def boundaries(program):
-    from training.step.document_mask import Boundaries
+    from training.step.train_step import Boundaries
 
     return Boundaries(eos_id=tiny.EOS, separate=program.train.separate_documents)
 

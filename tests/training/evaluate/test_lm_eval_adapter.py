@@ -18,10 +18,9 @@ from pipeline.errors import InputError
 from tests.models import reference
 from training.config import TrainConfig
 from training.evaluate.lm_eval_adapter import _answer_length, adapter, run_tasks
-from training.evaluate.loglikelihood import Likelihood
-from training.evaluate.multiple_choice import accuracy, answer, text_question
+from training.evaluate.loglikelihood import Likelihood, accuracy, answer, text_question
 from training.sharding.layout import make_layout
-from training.step.document_mask import Boundaries
+from training.step.train_step import Boundaries
 
 needs_harness = pytest.mark.skipif(
     importlib.util.find_spec("lm_eval") is None, reason="the optional extra lm-eval is missing"

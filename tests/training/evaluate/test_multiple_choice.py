@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from pipeline.errors import InputError
 from tests.models import reference
 from tests.training import tiny
-from training.evaluate.loglikelihood import Continuation, Likelihood
-from training.evaluate.multiple_choice import Question, accuracy, answer
-from training.step.document_mask import Boundaries
+from training.evaluate.loglikelihood import Continuation, Likelihood, Question, accuracy, answer
+from training.step.train_step import Boundaries
 
 LONGEST = 24
 

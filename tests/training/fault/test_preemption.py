@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from training.fault.preemption import StopSignal
+from training.fault import StopSignal
 
 
 def test_sigterm_is_noticed_and_the_old_handler_comes_back():
@@ -32,7 +32,7 @@ def test_a_second_signal_while_the_first_is_heard_changes_nothing():
     """A signal at every line that the handler runs, in whatever module."""
     script = """
 import faulthandler, signal, sys
-from training.fault.preemption import StopSignal
+from training.fault import StopSignal
 left = [50]
 def trace(frame, event, argument):
     if left[0] > 0:
@@ -57,7 +57,7 @@ def test_once_told_to_leave_the_process_is_not_ended_on_its_way_out(told):
     """Another signal after the context kills a process that heard none in it, and no other."""
     script = f"""
 import os, signal
-from training.fault.preemption import StopSignal
+from training.fault import StopSignal
 with StopSignal(many_processes=False) as stop:
     if {told}:
         os.kill(os.getpid(), signal.SIGTERM)

@@ -9,8 +9,8 @@ from collections import Counter
 import pytest
 
 from data.cache import shard_io
-from training.fault import watchdog
-from training.fault.watchdog import EXIT_CODE, FACTOR, LEAST, PATIENCE, Watchdog
+from training import fault
+from training.fault import EXIT_CODE, FACTOR, LEAST, PATIENCE, Watchdog
 
 
 class Clock:
@@ -97,7 +97,7 @@ def test_a_batch_may_take_as_long_as_its_store_may(made):
 @pytest.fixture
 def quick(monkeypatch):
     """A watchdog looks every 10 ms."""
-    monkeypatch.setattr(watchdog, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(fault, "POLL_SECONDS", 0.01)
 
 
 def polled(board, dogs):
@@ -207,7 +207,7 @@ def test_a_long_phase_that_ends_while_the_others_are_heard_is_no_silence():
 
 def test_all_processes_end_and_the_one_behind_is_named(monkeypatch):
     """The first whose patience ends tells the others, which end though they wait for long yet."""
-    monkeypatch.setattr(watchdog, "POLL_SECONDS", 0.02)
+    monkeypatch.setattr(fault, "POLL_SECONDS", 0.02)
     board, ended, reports = Board(), {}, {}
 
     def dog(index, seconds, step):
@@ -253,7 +253,7 @@ def test_errors_while_reporting_do_not_keep_the_process_alive():
 
 def test_telling_of_the_end_does_not_put_it_off(monkeypatch):
     """A callback that hangs, as the store may that the run is stuck at."""
-    monkeypatch.setattr(watchdog, "ON_END_SECONDS", 0.1)
+    monkeypatch.setattr(fault, "ON_END_SECONDS", 0.1)
     ended, hang = [], threading.Event()
     made = Watchdog(0.04, on_end=lambda report: hang.wait(60), end=ended.append)
     steady(made)
@@ -275,7 +275,7 @@ def test_a_timer_that_was_set_late_is_taken_back(monkeypatch):
         def cancel_dump_traceback_later(self):
             calls.append("taken back")
 
-    monkeypatch.setattr(watchdog, "faulthandler", Timer())
+    monkeypatch.setattr(fault, "faulthandler", Timer())
     with Watchdog(0.04) as dog:
         assert setting.wait(10)
     left.set()

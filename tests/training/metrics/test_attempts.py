@@ -10,8 +10,8 @@ import time
 import msgspec
 
 from pipeline.store.decode import json_line
-from training.metrics.attempts import Attempt, Mark, fold, in_order, read_attempts
-from training.metrics.history import NAME, read_log, write_history
+from training.metrics.goodput import Attempt, Mark, fold, in_order, read_attempts
+from training.metrics.metrics_log import NAME, read_log, write_history
 
 CONFIG = {"attempt": "a", "build": "b1", "device": "cpu", "devices": 8, "processes": 2}
 

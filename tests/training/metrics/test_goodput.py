@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from training.metrics.attempts import Attempt, Mark
-from training.metrics.goodput import LOST, account
+from training.metrics.goodput import LOST, Attempt, Mark, account
 from training.metrics.stopwatch import BUCKETS
 
 MARKED = 3

@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from pipeline.errors import CorruptOutput, InputError, StoreUnavailable
 from pipeline.store import storage
 from pipeline.store.decode import parse_json
-from training.metrics.history import (
+from training.metrics.metrics_log import (
     MEASURED,
     NAME,
+    MetricsLog,
     check_history,
     content_of,
     from_relative,
@@ -28,7 +29,6 @@ from training.metrics.history import (
     to_relative,
     write_history,
 )
-from training.metrics.metrics_log import MetricsLog
 
 
 def new_log(directory, **changes):

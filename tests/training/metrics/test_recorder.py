@@ -8,10 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.errors import InputError
-from training.metrics.history import MEASURED
-from training.metrics.recorder import AVERAGED_STEPS, Recorder, Updates
+from training.metrics.metrics_log import MEASURED
+from training.metrics.recorder import AVERAGED_STEPS, Recorder, Throughput, Updates
 from training.metrics.stopwatch import Stopwatch
-from training.metrics.throughput import Throughput
 
 THROUGHPUT = Throughput(tokens=1000, flops=(3e6, 4e6), peak=1e10)
 

@@ -6,7 +6,7 @@ import pytest
 
 from pipeline.errors import InputError, StoreUnavailable
 from pipeline.store import storage
-from training.metrics.spool import Spool
+from training.metrics.trackers import Spool
 
 NAME = "events"
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from models.shape.flops import training_flops_per_token
+from models.shape.footprint import training_flops_per_token
 from tests.training import tiny
-from training.metrics.throughput import PeakMemory, Throughput
+from training.metrics.recorder import PeakMemory, Throughput
 
 
 class Clock:

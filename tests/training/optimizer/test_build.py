@@ -15,7 +15,7 @@ from tests.training import tiny
 from training.config import OptimizerConfig
 from training.config.optimizer import KINDS, LARGEST_BFLOAT16_BETA
 from training.cost.memory_estimate import optimizer_bytes
-from training.optimizer.build import build, decay_mask, keep_moments_in
+from training.optimizer import build, decay_mask, keep_moments_in
 from training.sharding.layout import is_named
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pipeline.errors import InputError
 from training.config import OptimizerConfig
 from training.config.optimizer import SCHEDULES, count_of
-from training.optimizer.lr_schedule import schedule
+from training.optimizer import schedule
 
 
 def expected_rate(config, steps, s):

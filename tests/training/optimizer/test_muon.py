@@ -12,8 +12,7 @@ from models.transformer import Transformer
 from tests.training import tiny
 from training.checkpoint.tree_names import flatten
 from training.config import OptimizerConfig
-from training.optimizer.build import build
-from training.optimizer.muon import labels, matrix_axes
+from training.optimizer import build, matrix_axes, muon_labels
 from training.sharding.layout import is_named
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # https://kellerjordan.github.io/posts/muon
@@ -151,7 +150,7 @@ def array(*axes):
 )
 def test_only_matrices_of_blocks_are_muons(name, axes, label):
     """Name and axes decide; what is no matrix between "embed" and something else is AdamW's."""
-    assert labels({name: array(*axes)}) == {name: label}
+    assert muon_labels({name: array(*axes)}) == {name: label}
 
 
 def test_the_models_matrices_are_seen_inputs_first():
@@ -159,7 +158,7 @@ def test_the_models_matrices_are_seen_inputs_first():
     model = jax.eval_shape(lambda key: Transformer.init(tiny.MODEL, key=key), jax.random.key(0))
     found = {}
     paths = jax.tree_util.tree_flatten_with_path(model, is_leaf=is_named)[0]
-    kinds = jax.tree.leaves(labels(model))
+    kinds = jax.tree.leaves(muon_labels(model))
     for (path, leaf), kind in zip(paths, kinds, strict=True):
         if kind == "muon":
             sides = [[leaf.axes[i].name for i in side] for side in matrix_axes(leaf)]

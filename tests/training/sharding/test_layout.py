@@ -9,7 +9,7 @@ from jax.sharding import PartitionSpec
 import models.named as hax
 from pipeline.errors import InputError
 from training.config import Parallelism, TrainConfig
-from training.config.mesh_division import check_batch
+from training.cost.memory_plan import check_batch
 from training.sharding.layout import make_layout
 
 

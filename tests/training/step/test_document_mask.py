@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 import models.named as hax
 from tests.training import tiny
-from training.step.document_mask import Boundaries
-from training.step.train_step import LossFunction
+from training.step.train_step import Boundaries, LossFunction
 
 EOS = tiny.EOS
 ROWS = st.lists(st.integers(0, 3), min_size=16, max_size=16)  # one shape, compiled once

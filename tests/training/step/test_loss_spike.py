@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.training import tiny
-from training.step.loss_spike import LEAST, WINDOW, is_spike, no_losses, remember
-from training.step.state import ema_weight
+from training.step.state import LEAST, WINDOW, ema_weight, is_spike, no_losses, remember
 
 
 def placed(program, tokens):

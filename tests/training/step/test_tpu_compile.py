@@ -18,7 +18,7 @@ import dataclasses, json, sys
 from models.shape.config import TransformerConfig
 from training.config import OptimizerConfig, TrainConfig
 from tests.training.hlo import cost
-from training.cost.topology import describe
+from training.preflight import describe
 from training.config.parallelism import Parallelism
 from training.step.program import build_program
 
@@ -76,7 +76,7 @@ def test_train_step_compiles_for_v6e():
     """Splash kernels are in the program, also with segments; memory is the state's, donated.
 
     One in microbatches whose tables are not tied compiles too, which libtpu 0.0.42.1 does only
-    without one of its passes (see `training.step.xla_options`).
+    without one of its passes (see `training.step.state`).
     """
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT],

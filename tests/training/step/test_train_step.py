@@ -70,8 +70,7 @@ def test_accumulation_is_exact_under_unequal_masks():
 
 
 def _loss_function(config):
-    from training.step.document_mask import Boundaries
-    from training.step.train_step import LossFunction
+    from training.step.train_step import Boundaries, LossFunction
 
     return LossFunction(
         config,

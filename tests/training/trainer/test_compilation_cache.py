@@ -12,7 +12,7 @@ from jax.experimental.compilation_cache.compilation_cache import reset_cache
 
 from tests.faults.trainers import Trainers, finish
 from tests.training import tiny
-from training.trainer.compilation_cache import cache_in
+from training.trainer.compile_ahead import cache_in
 from training.trainer.trainer import train
 
 JOB = dataclasses.replace(tiny.TRAIN, steps=3, evaluate_every=3, checkpoint_every=3)

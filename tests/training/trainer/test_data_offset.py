@@ -7,7 +7,7 @@ import pytest
 
 from pipeline.errors import InputError
 from tests.training import tiny
-from training.trainer.data_offset import check_data_offset, data_offset
+from training.trainer.initial_state import check_data_offset, data_offset
 from training.trainer.trainer import train
 
 

@@ -1,7 +1,6 @@
 """Waits for data are what the devices wait, not what the host does."""
 
-from training.metrics.stopwatch import Stopwatch
-from training.trainer.data_wait import TimedBatches
+from training.metrics.stopwatch import Stopwatch, TimedBatches
 
 
 class Clock:

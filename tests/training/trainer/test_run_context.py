@@ -15,13 +15,10 @@ import pytest
 from tests.training import tiny
 from training.checkpoint.restore import load_model
 from training.evaluate.evaluator import Evaluator
-from training.metrics.attempts import read_attempts
-from training.metrics.goodput import account
-from training.metrics.history import plain, read_log
-from training.metrics.metrics_log import MetricsLog
+from training.metrics.goodput import account, read_attempts
+from training.metrics.metrics_log import MetricsLog, plain, read_log
 from training.metrics.stopwatch import BUCKETS, STARTUP
-from training.metrics.trackers.backends import BACKENDS, sample_name
-from training.metrics.trackers.children import Trackers
+from training.metrics.trackers import BACKENDS, Trackers, sample_name
 from training.trainer.run_context import run_context, tracker_context
 from training.trainer.trainer import train
 

@@ -8,13 +8,12 @@ import time
 import pytest
 
 from pipeline.errors import InputError
-from training.metrics.trackers import backends
-from training.metrics.trackers.children import Trackers
-from training.metrics.trackers.follow import follow
+from training.metrics import trackers
+from training.metrics.trackers import Trackers, follow
 
 CHILD = """
 import json, sys
-from training.metrics.trackers import backends, follow
+from training.metrics import trackers
 
 def library(context, entries):
     with open(context["directory"] + "/child", "w", buffering=1) as file:
@@ -25,9 +24,9 @@ def library(context, entries):
                 sys.exit("bad loss, said the library")
         file.write("done")
 
-backends.BACKENDS.update(wandb=library, trackio=library)
-follow.LOOK_SECONDS = 0.01
-follow.main()
+trackers.BACKENDS.update(wandb=library, trackio=library)
+trackers.LOOK_SECONDS = 0.01
+trackers.main()
 """
 HANGS = "import time; time.sleep(1000)"
 
@@ -43,7 +42,7 @@ def write(file, *entries):
         file.write(json.dumps(entry).encode() + b"\n")
 
 
-def trackers(tmp_path, *codes):
+def started(tmp_path, *codes):
     names = ("wandb", "trackio", "tensorboard")[: len(codes)]
     context = {
         "path": str(tmp_path / "metrics.jsonl"),
@@ -71,7 +70,7 @@ def until(found):
 def test_a_child_shows_all_that_the_file_has_and_finishes(tmp_path, entries):
     """Also what was written before it began, and at the very end."""
     write(entries, {"step": 1})
-    found = trackers(tmp_path, CHILD)
+    found = started(tmp_path, CHILD)
     write(entries, *({"step": step} for step in range(2, 1000)))
     assert found.close(20) == []
     shown = (tmp_path / "child").read_text().split("\n")
@@ -80,7 +79,7 @@ def test_a_child_shows_all_that_the_file_has_and_finishes(tmp_path, entries):
 
 def test_a_child_that_dies_says_why_once(tmp_path, entries):
     """Its last words, while the run goes on and not again at its end."""
-    found = trackers(tmp_path, CHILD)
+    found = started(tmp_path, CHILD)
     write(entries, {"step": 1, "loss": "bad"})
     line = "tracker wandb is off, the run continues without it: bad loss, said the library"
     assert until(found) == [line]
@@ -90,7 +89,7 @@ def test_a_child_that_dies_says_why_once(tmp_path, entries):
 
 def test_a_child_that_fails_at_the_end_is_reported(tmp_path, entries):
     """By `close`, which waits for it."""
-    found = trackers(tmp_path, "import sys; sys.stdin.readline(); sys.stdin.read(); sys.exit(3)")
+    found = started(tmp_path, "import sys; sys.stdin.readline(); sys.stdin.read(); sys.exit(3)")
     assert found.failures() == []
     (line,) = found.close(20)
     assert line.endswith("its process ended with status 3")
@@ -106,14 +105,14 @@ def test_a_child_that_takes_no_context_is_reported(tmp_path, monkeypatch):
         return child
 
     monkeypatch.setattr(subprocess, "Popen", start_late)
-    (line,) = trackers(tmp_path, "raise SystemExit(4)").close(20)
+    (line,) = started(tmp_path, "raise SystemExit(4)").close(20)
     assert line.endswith("its process ended with status 4")
 
 
 @pytest.mark.slow
 def test_a_child_that_hangs_is_killed_and_holds_up_no_other(tmp_path, entries, caplog):
     """It never reads; closing ends in time, and the other one has everything."""
-    found = trackers(tmp_path, HANGS, CHILD)
+    found = started(tmp_path, HANGS, CHILD)
     write(entries, *({"step": step, "text": "x" * 100} for step in range(5000)))
     while not (tmp_path / "child").exists():
         time.sleep(0.01)
@@ -128,7 +127,7 @@ def test_a_child_that_hangs_is_killed_and_holds_up_no_other(tmp_path, entries, c
 def test_a_run_that_was_killed_leaves_a_child_that_finishes(tmp_path, entries):
     """The kernel closes the run's end of the pipe."""
     write(entries, {"step": 1})
-    found = trackers(tmp_path, CHILD)
+    found = started(tmp_path, CHILD)
     found._children["wandb"].stdin.close()
     assert found._children["wandb"].wait(20) == 0
     assert (tmp_path / "child").read_text() == "a run\n1\ndone"
@@ -158,14 +157,14 @@ def test_a_library_that_is_not_installed_says_how_to_install_it(monkeypatch, tmp
     """The extra's name is in the error."""
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(InputError, match=r"pip install -e '\.\[wandb\]'"):
-        backends.wandb({"directory": str(tmp_path), "run": "r", "config": {}}, [])
+        trackers.wandb({"directory": str(tmp_path), "run": "r", "config": {}}, [])
 
 
 def test_names_of_numbers():
     """Training rows, evaluations by their set, nothing of texts and configurations."""
     step = {"kind": "step", "time": 1.0, "step": 3, "loss": 2.0, "skipped": 0}
-    assert backends.scalars(step) == {"train/loss": 2.0, "train/skipped": 0.0}
+    assert trackers.scalars(step) == {"train/loss": 2.0, "train/skipped": 0.0}
     scores = {"kind": "evaluation", "step": 3, "loss": 1.5}
-    assert backends.scalars(scores) == {"validation/loss": 1.5}
-    assert backends.scalars({**scores, "split": "code"}) == {"code/loss": 1.5}
-    assert backends.scalars({"kind": "config", "steps": 4}) == {}
+    assert trackers.scalars(scores) == {"validation/loss": 1.5}
+    assert trackers.scalars({**scores, "split": "code"}) == {"code/loss": 1.5}
+    assert trackers.scalars({"kind": "config", "steps": 4}) == {}

@@ -1,16 +1,90 @@
-"""The shape described by a config.json, one function per architecture.
+"""config.json of a shape, written and read, one function each per architecture.
 
-Absent keys have the defaults of `transformers`; unsupported values raise an error.
+All keys are written, because defaults differ between architectures and versions of `transformers`.
+Absent keys have its defaults; unsupported values raise an error.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from models.hf import rope
-from models.hf.keys import Keys
+from models.hf.keys import Keys, read_rope, write_rope
 from models.shape.config import TransformerConfig, YarnScaling
 from pipeline.errors import InputError
+
+
+def write_rotary(config: TransformerConfig, positions: int) -> dict[str, Any]:
+    """The keys of Llama and of the architectures with its key names."""
+    return {
+        "hidden_size": config.embed,
+        "intermediate_size": config.mlp,
+        "num_hidden_layers": config.layers,
+        "num_attention_heads": config.heads,
+        "num_key_value_heads": config.kv_heads,
+        "head_dim": config.head_size,
+        "hidden_act": "silu",
+        "max_position_embeddings": positions,
+        "rms_norm_eps": config.norm_epsilon,
+        "attention_bias": config.biases,
+        "attention_dropout": 0.0,
+        **write_rope(config),
+    }
+
+
+def write_llama(config: TransformerConfig, positions: int) -> dict[str, Any]:
+    """LlamaConfig."""
+    return {**write_rotary(config, positions), "mlp_bias": config.biases}
+
+
+def write_mistral(config: TransformerConfig, positions: int) -> dict[str, Any]:
+    """MistralConfig; every layer has the window."""
+    written = write_rotary(config, positions)
+    del written["attention_bias"]
+    return {**written, "sliding_window": config.window}
+
+
+def write_qwen(config: TransformerConfig, positions: int) -> dict[str, Any]:
+    """Qwen3Config."""
+    windows = config.windows
+    sliding = {
+        "use_sliding_window": any(windows),
+        "sliding_window": config.window if any(windows) else None,
+        "max_window_layers": config.layers,
+        "layer_types": ["full_attention" if w is None else "sliding_attention" for w in windows],
+    }
+    return {**write_rotary(config, positions), **sliding}
+
+
+def write_qwen2(config: TransformerConfig, positions: int) -> dict[str, Any]:
+    """Qwen2Config, which has no setting for biases."""
+    written = write_qwen(config, positions)
+    del written["attention_bias"]
+    return written
+
+
+def write_nanochat(config: TransformerConfig, positions: int) -> dict[str, Any]:
+    """NanoChatConfig."""
+    changed = {"hidden_act": "relu2", "final_logit_softcapping": config.logit_soft_cap}
+    return {**write_rotary(config, positions), **changed}
+
+
+def write_gpt2(config: TransformerConfig, positions: int) -> dict[str, Any]:
+    """GPT2Config; its longest sequence is that of the learned positions."""
+    del positions
+    return {
+        "n_positions": config.context,
+        "n_embd": config.embed,
+        "n_layer": config.layers,
+        "n_head": config.heads,
+        "n_inner": config.mlp,
+        "activation_function": "gelu_new",
+        "layer_norm_epsilon": config.norm_epsilon,
+        "scale_attn_weights": True,
+        "scale_attn_by_inverse_layer_idx": False,
+        "add_cross_attention": False,
+        **dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0),
+    }
+
 
 _LAYERS = 10_000
 
@@ -27,14 +101,14 @@ def _common(keys: Keys, tied: bool) -> dict[str, Any]:
     return {**shape, **({"embedding_std": std} if std > 0 else {})}
 
 
-def rotary(keys: Keys, longest: int, kv_heads: int | None = None, **more: Any) -> Read:
+def read_rotary(keys: Keys, longest: int, kv_heads: int | None = None, **more: Any) -> Read:
     """The shape of Llama and of the architectures with its key names.
 
     `longest` and `kv_heads` are defaults, None for as many as there are heads; `more` are fields
     that differ from Llama's.
     """
     positions = keys.count("max_position_embeddings", longest)
-    base, scaling = rope.read(keys, positions)
+    base, scaling = read_rope(keys, positions)
     embed, heads = keys.count("hidden_size"), keys.count("num_attention_heads")
     if keys.has("num_key_value_heads") or kv_heads is None:  # null means as many as heads
         kv_heads = heads
@@ -55,21 +129,21 @@ def rotary(keys: Keys, longest: int, kv_heads: int | None = None, **more: Any) -
     return TransformerConfig(**fields), positions
 
 
-def llama(keys: Keys) -> Read:
+def read_llama(keys: Keys) -> Read:
     """LlamaConfig."""
     keys.expect("hidden_act", "silu")
     biases = keys.flag("attention_bias", False)
     keys.expect("mlp_bias", biases, default=False)
-    return rotary(keys, 2048, biases=biases)
+    return read_rotary(keys, 2048, biases=biases)
 
 
-def mistral(keys: Keys) -> Read:
+def read_mistral(keys: Keys) -> Read:
     """MistralConfig; a `sliding_window` of null means no window."""
     keys.expect("hidden_act", "silu")
     keys.expect("attention_bias", False)
     window = _sliding_window(keys)
     windows = {} if window is None else {"window_pattern": "S", "window": window}
-    return rotary(keys, 131_072, 8, **windows)
+    return read_rotary(keys, 131_072, 8, **windows)
 
 
 def _sliding_window(keys: Keys) -> int | None:
@@ -79,7 +153,7 @@ def _sliding_window(keys: Keys) -> int | None:
     return keys.count("sliding_window", 4096)
 
 
-def qwen(keys: Keys, **more: Any) -> Read:
+def read_qwen(keys: Keys, **more: Any) -> Read:
     """Qwen2Config or Qwen3Config, which differ in `more`."""
     keys.expect("hidden_act", "silu")
     keys.expect("attention_bias", False)
@@ -98,7 +172,7 @@ def qwen(keys: Keys, **more: Any) -> Read:
                 "config.json: layer_types has sliding_attention but sliding_window is not in use"
             )
         more |= {"window": window, "window_pattern": _pattern_of(short)}
-    return rotary(keys, 32_768, 32, **more)
+    return read_rotary(keys, 32_768, 32, **more)
 
 
 def _short_layers(kinds: Any, layers: int) -> list[bool]:
@@ -131,19 +205,19 @@ def _pattern_of(short: list[bool]) -> str:
     raise AssertionError("unreachable")
 
 
-def qwen2(keys: Keys) -> Read:
+def read_qwen2(keys: Keys) -> Read:
     """Qwen2Config."""
-    return qwen(keys, qkv_biases=True)
+    return read_qwen(keys, qkv_biases=True)
 
 
-def qwen3(keys: Keys) -> Read:
+def read_qwen3(keys: Keys) -> Read:
     """Qwen3Config."""
     # The default head size does not depend on the width, unless the key is null.
     size = {} if keys.has("head_dim") else {"head_size": 128}
-    return qwen(keys, qk_norm=True, **size)
+    return read_qwen(keys, qk_norm=True, **size)
 
 
-def nanochat(keys: Keys) -> Read:
+def read_nanochat(keys: Keys) -> Read:
     """NanoChatConfig."""
     keys.expect("hidden_act", "relu2")
     keys.expect("attention_bias", False)
@@ -152,7 +226,7 @@ def nanochat(keys: Keys) -> Read:
         cap = keys.get("final_logit_softcapping")
         cap = None if cap is None else keys.number("final_logit_softcapping", above=0)
     shape = {"qk_norm": True, "mlp_kind": "relu2", "norm": "plain_rms", "embedding_norm": True}
-    config, positions = rotary(keys, 2048, **shape, logit_soft_cap=cap)
+    config, positions = read_rotary(keys, 2048, **shape, logit_soft_cap=cap)
     if isinstance(config.rope_scaling, YarnScaling):
         raise InputError(
             "config.json: rope_type 'yarn': NanoChat's norm after the rotation undoes its scale of "
@@ -161,7 +235,7 @@ def nanochat(keys: Keys) -> Read:
     return config, positions
 
 
-def gpt2(keys: Keys) -> Read:
+def read_gpt2(keys: Keys) -> Read:
     """GPT2Config."""
     keys.expect("activation_function", "gelu_new", "gelu_pytorch_tanh")
     keys.expect("scale_attn_weights", True)

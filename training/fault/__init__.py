@@ -1,1 +1,0 @@
-"""Unresponsive processes and preemption."""

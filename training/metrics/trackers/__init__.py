@@ -1,1 +1,0 @@
-"""Metrics trackers for external services, none of which can block the run."""

@@ -1,1 +1,0 @@
-"""Optimizers and learning-rate schedules, built from their configuration."""
