@@ -40,23 +40,21 @@ _TAIL = b"\n--==0==--"
 
 
 class _Buffer(UnclosableBytesIO):
-    """A buffer whose views are of a copy of its bytes, so they outlive the buffer."""
+    """A buffer whose views are of a copy of its bytes, so they outlive the buffer.
+
+    gcsfs sends views, and the traceback of a failed request keeps them alive. When the garbage
+    collector frees a buffer before its views, CPython 3.12.1 crashes and 3.13 prints an error.
+    """
 
     def getbuffer(self) -> memoryview:
         return memoryview(self.getvalue())
 
 
 class _Upload(GCSFile):
-    """A file open for writing.
-
-    gcsfs sends views of its buffer, and the traceback of a failed request keeps them alive. When
-    the garbage collector frees such a buffer before its views, CPython 3.12.1 crashes and 3.13
-    prints an error.
-    """
+    """A file open for writing; what is not sent yet is in a `_Buffer`."""
 
     @property
     def buffer(self) -> io.BytesIO:
-        """The bytes that are not sent yet."""
         return self._buffer
 
     @buffer.setter
@@ -98,10 +96,7 @@ class GoogleStorage(Client, GCSFileSystem):
         )
 
     def _log_in_again(self) -> bool:
-        """Look for a login again after a refusal, and return whether there is one.
-
-        The machine's metadata server may have failed for a moment; the user may log in meanwhile.
-        """
+        # The machine's metadata server may have failed for a moment; the user may log in meanwhile.
         _credentials.cache_clear()
         token = _login()
         if token == _ANONYMOUS:

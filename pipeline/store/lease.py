@@ -77,9 +77,7 @@ class Lease:
     def stop(self) -> None:
         """Stop the heartbeats without a release: the lease expires, or its owner deletes it."""
         self._stop.set()
-        # Bounded, as a heartbeat that hangs in the store must not block the step; a late one does
-        # no harm.
-        self._thread.join(BEAT_SECONDS)
+        self._thread.join(BEAT_SECONDS)  # bounded, as a heartbeat may hang; a late one does no harm
 
     def release(self) -> None:
         """Stop the heartbeats and free the lease at once; one that cannot be released expires."""
@@ -112,7 +110,12 @@ class _Observer:
         # hence the cap at `BEAT_SECONDS`, and the clock is read before the heartbeat.
         now = time.monotonic()
         passed, self._looked = min(now - self._looked, BEAT_SECONDS), now
-        beat = _beat(self._base)
+        try:
+            beat = storage.read_bytes(self._base + ".beat")
+        except FileNotFoundError:
+            beat = b""
+        except OSError:  # the first looks like a heartbeat and restarts the timeout, more like none
+            beat = b"unreadable"
         self.responded = self.responded or self._seen not in (None, beat)
         self._silent = self._silent + passed if beat == self._seen else 0.0
         self._seen = beat
@@ -126,19 +129,8 @@ def _is_there(url: str) -> bool:
     except FileNotFoundError:
         return False
     except IsADirectoryError:
-        return True
+        pass
     return True
-
-
-def _beat(base: str) -> bytes:
-    try:
-        return storage.read_bytes(base + ".beat")
-    except FileNotFoundError:
-        return b""
-    except OSError:
-        # The first failed read looks like a heartbeat and restarts the timeout; repeated failures
-        # look like none.
-        return b"unreadable"
 
 
 def read_owner(url: str) -> dict[str, Any]:
@@ -165,9 +157,9 @@ def _after(root: str, number: int) -> int:
 
 
 def _newest(names: Iterable[str]) -> int:
-    numbers = [(int(found[1]), found[1]) for name in names if (found := _NAME.fullmatch(name))]
+    texts = [found[1] for name in names if (found := _NAME.fullmatch(name))]
     # `_base_url` pads to six digits, so a longer number has no leading zero.
-    return max((number for number, text in numbers if text == f"{number:06d}"), default=0)
+    return max((int(text) for text in texts if text == f"{int(text):06d}"), default=0)
 
 
 @dataclass(frozen=True)
@@ -212,13 +204,11 @@ def end(root: str) -> Holder | None:
 
 def owner_text(owner: dict[str, Any]) -> str:
     text = f"process {owner.get('pid')} on {process.host_name(owner)}"
-    since = owner.get("since")
-    if isinstance(since, int | float):
-        try:
-            text += time.strftime(", since %Y-%m-%d %H:%M:%S", time.localtime(since))
-        except (OverflowError, ValueError, OSError):
-            return text  # out of the calendar's range
-    return text
+    try:
+        since = time.localtime(owner["since"])
+    except (KeyError, TypeError, OverflowError, ValueError, OSError):
+        return text  # a record that was damaged
+    return f"{text}, since {time.strftime('%Y-%m-%d %H:%M:%S', since)}"
 
 
 def acquire(
@@ -233,8 +223,8 @@ def acquire(
     Args:
         published: called at every poll; once it returns True, the result is None.
         waiting: called with the owner's record at every poll while it holds the lease.
-        reads: directories of outputs that the owner reads, as names in the same store or URLs, and
-            the oldest attempts of each that it may have open: empty for any, None for what is
+        reads: directories of the outputs that the owner reads, as names in the same store or URLs,
+            and the oldest attempt of each that it may have open: empty for any, None for what is
             published only.
     """
     watch = Watch()
@@ -254,8 +244,9 @@ def acquire(
 @contextlib.contextmanager
 def collecting(prefix: str) -> Iterator[Lease]:
     """Hold the lease without which no outputs of a store are chosen for deletion."""
-    root = storage.join(prefix, _COLLECTOR)
-    held = acquire(root, published=lambda: False, waiting=lambda _: None)
+    held = acquire(
+        storage.join(prefix, _COLLECTOR), published=lambda: False, waiting=lambda _: None
+    )
     assert held is not None
     try:
         yield held
@@ -276,10 +267,7 @@ def wait_for_collector(
 
 
 class Watch:
-    """Looks at the leases of many steps, repeatedly, and takes those that are free.
-
-    An owner is found unresponsive by looking for longer than `STALE_SECONDS`.
-    """
+    """Looks at the leases of many steps, repeatedly, and takes those that are free."""
 
     def __init__(self) -> None:
         self._seen: dict[str, tuple[int, _Observer]] = {}
@@ -303,8 +291,14 @@ class Watch:
 
     def take(self, root: str, reads: Mapping[str, str | None] = {}) -> Lease | None:
         """Take the lease that was free at the last look; None when another process was faster."""
-        number = self._seen[root][0] + 1
-        return Lease(root, number) if _take(root, number, self._free[root], reads) else None
+        number, nonce = self._seen[root][0] + 1, uuid.uuid4().hex
+        owner = {**process.this(), "nonce": nonce, "previous": self._free[root]}
+        owner["since"] = time.time()  # displayed only
+        owner |= {"reads": dict(reads)} if reads else {}
+        url = _base_url(root, number) + ".json"
+        # A retried write whose first answer was lost is refused for the winner too: the nonce.
+        won = storage.create(url, json.dumps(owner).encode(), durable=False)
+        return Lease(root, number) if won or read_owner(url).get("nonce") == nonce else None
 
     def held(self, roots: Iterable[str], *, wait: float = 0.0) -> list[str]:
         """The steps whose leases are held; watches them together for `wait` seconds at most.
@@ -320,14 +314,3 @@ class Watch:
             if responded or time.monotonic() >= deadline:
                 return left
             time.sleep(LOOK_SECONDS)
-
-
-def _take(root: str, number: int, why: str, reads: Mapping[str, str | None]) -> bool:
-    # `since` is displayed only.
-    owner = {**process.this(), "nonce": uuid.uuid4().hex, "since": time.time(), "previous": why}
-    owner |= {"reads": dict(reads)} if reads else {}
-    url = _base_url(root, number) + ".json"
-    if storage.create(url, json.dumps(owner).encode(), durable=False):
-        return True
-    # A retried write whose first answer was lost is refused for the winner too; the nonce tells.
-    return read_owner(url).get("nonce") == owner["nonce"]

@@ -1,15 +1,9 @@
 """The ledger of a build: one record per finished shard, shared by all attempts of the build.
 
 A shard is finished when its record exists, and a record is created only after the shard's files are
-written and digested. Of two writers of one shard, the first record is kept.
-
-A record names the attempt that owns it, at first the one that wrote the shard. Only the owner may
-drop a shard, and a newer attempt becomes the owner by `claim`, a compare-and-swap: so an attempt
-that was paused and replaced cannot delete shards that its successor uses.
-
-A ledger that is opened with the digest of a step's code as it is now does not count shards of other
-code as finished, so they are written again; `claim` takes over a shard of any code, for state from
-which a step continues.
+written and digested. Of two writers of one shard, the first record is kept. Only the owner may drop
+a shard, and a newer attempt becomes the owner by `claim`, a compare-and-swap: so an attempt that
+was paused and replaced cannot delete shards that its successor uses.
 
 On an object store, an attempt that had to read many records one by one leaves copies of them, many
 in one object, for the attempt after it. A copy counts while the record's object has the size and
@@ -31,7 +25,7 @@ from pipeline.identity import fingerprint
 from pipeline.store import integrity, storage
 from pipeline.store.decode import Stored, decode, parse_json, plain_result, to_json
 from pipeline.store.parallel import by_item, in_order
-from pipeline.store.shards import File, Shard
+from pipeline.store.shards import ATTEMPTS, File, Shard
 
 DIRECTORY = "ledger"
 _COPIES = "-.records"  # end of the names of objects with copies; no shard's record has it
@@ -42,11 +36,7 @@ _Copy = tuple[str, _Version, str]  # name of the shard, version of its record, t
 
 
 class Record(Stored, frozen=True):
-    """A finished shard, the attempt that may drop it, and the digest of the code that wrote it.
-
-    `code` is empty where that is not known: in records of earlier versions, and for a step without
-    a source file.
-    """
+    """A finished shard, the attempt that may drop it, and the digest of the code that wrote it."""
 
     owner: str
     shard: Shard
@@ -76,11 +66,7 @@ class Ledger:
         storage.join(self.root, name)
         if "~" in name:
             raise InputError(f"shard {name!r}: '~' stands for '/' in the ledger; leave it out")
-        return storage.join(self.directory, self._file(name))
-
-    @staticmethod
-    def _file(name: str) -> str:
-        return name.replace("/", "~") + ".json"
+        return storage.join(self.directory, _file(name))
 
     def finished(self, prefix: str = "") -> dict[str, Shard]:
         """Finished shards by name: those starting with `prefix` that are reused, sorted."""
@@ -110,7 +96,7 @@ class Ledger:
         for data in in_order(storage.read_bytes, urls, self.root):
             with contextlib.suppress(ValueError, CorruptOutput):  # then the records are read
                 for name, version, text in msgspec.convert(parse_json(data), list[_Copy]):
-                    if name in wanted and versions.get(self._file(name)) == version:
+                    if name in wanted and versions.get(_file(name)) == version:
                         found[name] = self._parse(name, text.encode())
         return found
 
@@ -118,9 +104,9 @@ class Ledger:
         # They were listed before they were read: one that was replaced in between has the new
         # content under the old version, which is listed no more.
         known = [
-            [name, versions[self._file(name)], to_json(record).decode()]
+            [name, versions[_file(name)], to_json(record).decode()]
             for name, record in records.items()
-            if versions.get(self._file(name), (0, None))[1] is not None
+            if versions.get(_file(name), (0, None))[1] is not None
         ]
         for begin in range(0, len(known), _TOGETHER):
             data = to_json(known[begin : begin + _TOGETHER])
@@ -146,11 +132,7 @@ class Ledger:
         return frozenset(storage.list_names(self.directory))
 
     def shard_names(self) -> frozenset[str]:
-        return frozenset(self.shard_name(name) for name in self.names() if name.endswith(".json"))
-
-    @staticmethod
-    def shard_name(record: str) -> str:
-        return record.removesuffix(".json").replace("~", "/")
+        return frozenset(shard_of(name) for name in self.names() if name.endswith(".json"))
 
     def count(self) -> tuple[int, int]:
         """(finished, expected) shards; expected is 0 until `expect` was called."""
@@ -188,9 +170,8 @@ class Ledger:
         """Record the files under `directory` as shard `name`; returns the shard that is recorded.
 
         A record that is there already stays, unless it is one of other code, or `replace` is given.
-        Files that were `measured` while they were written are not read again, only their sizes
-        compared; every other file is read once for its digest. Raises `WorkerLost` when a newer
-        attempt owns the shard.
+        Of files that were `measured` while they were written only the sizes are compared; every
+        other file is read once for its digest. `WorkerLost` when a newer attempt owns the shard.
         """
         shard = self._measure(name, directory, result, measured)
         new = Record(shard.attempt, shard, self.code)
@@ -245,7 +226,7 @@ class Ledger:
         self, name: str, directory: str, result: Mapping[str, Any], measured: Iterable[File]
     ) -> Shard:
         base = self.root.rstrip("/") + "/"
-        if not directory.startswith(f"{base}attempts/"):
+        if not directory.startswith(f"{base}{ATTEMPTS}/"):
             raise StorageError(
                 f"shard {name}: expected a directory in an attempt of {base}, got {directory}"
             )
@@ -262,6 +243,14 @@ class Ledger:
             for path, size in found.items()
         )
         return Shard(name, directory.removeprefix(base), files, plain_result(result))
+
+
+def shard_of(record: str) -> str:
+    return record.removesuffix(".json").replace("~", "/")
+
+
+def _file(name: str) -> str:
+    return name.replace("/", "~") + ".json"
 
 
 def age_of(attempt: str) -> tuple[int, str]:

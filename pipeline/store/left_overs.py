@@ -13,7 +13,7 @@ from pathlib import PurePosixPath
 from pipeline.errors import PonenteError
 from pipeline.store import lease, local_storage, manifest, storage
 from pipeline.store.ledger import DIRECTORY as LEDGER
-from pipeline.store.ledger import Ledger, age_of
+from pipeline.store.ledger import Ledger, age_of, shard_of
 from pipeline.store.manifest import FAILURE, KEEP, RETIRED, Manifest
 from pipeline.store.shards import ATTEMPTS, Shard
 
@@ -104,7 +104,7 @@ def unneeded(
     for build in builds if thorough or len(builds) > 1 else ():
         ledger = Ledger(tree.root, build)
         records = [n for n in tree.names(f"{LEDGER}/{build}") if n.endswith(".json")]
-        names = {ledger.shard_name(record) for record in records}
+        names = {shard_of(record) for record in records}
         if len(builds) == 1 and names <= {shard.name for shard in published.shards}:
             continue  # the ledger of the published output, with no other shards in it
         shards = ledger.finished()

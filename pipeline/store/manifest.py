@@ -1,10 +1,7 @@
 """The record that makes an output exist: `manifest.json`, written last and created if absent.
 
-It contains the full 256-bit key (compared on every hit), every file with size and SHA-256 (of many
-shards in a table beside it, see `shards.py`), the result of the step, a digest of the content, and
-the provenance. A manifest may own no files and refer to those of another output (`Alias`): an
-adopted output, one made before from inputs of the same content, the best candidate of a sweep. A
-truncated or foreign manifest, or one of another schema, raises `CorruptOutput`.
+A manifest may own no files and refer to those of another output (`Alias`): an adopted output, one
+made before from inputs of the same content, the best candidate of a sweep.
 """
 
 from __future__ import annotations
@@ -26,7 +23,6 @@ from pipeline.store.decode import Stored, decode, to_json
 from pipeline.store.shards import Shard, ShardTable, Table, check_sizes
 
 SCHEMA = 5
-_INLINE_ONLY = 4  # the schema before, in which a manifest has all its shards itself
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e11)]  # within the calendar's range
 NAME = "manifest.json"
 SOURCES = "sources"  # next to the manifest: directory of listings
@@ -40,11 +36,9 @@ _NAMED = 5  # shards named in a message
 _ELSEWHERE_SECONDS = 5.0  # retries of requests to another store than the output's own
 _AWAY = "move the directory away and run again"
 
+# Placeholder, in a headline, for the URL of the directory with the output's files: a store can be
+# copied and moved, so a manifest never contains the URL of its own store.
 OUTPUT = "{output}"
-"""Placeholder, in a headline, for the URL of the directory with the output's files.
-
-A store can be copied and moved, so a manifest never contains the URL of its own store.
-"""
 
 
 def label_of(there: Manifest) -> str:
@@ -82,17 +76,17 @@ class Manifest(Stored, frozen=True, rename={"action": "recipe", "alias": "origin
     """The record of a published output.
 
     Attributes:
-        key: full hex SHA-256 that identifies the output.
+        key: full hex SHA-256 that identifies the output; compared on every hit.
         config: canonical configuration (see `fingerprint.canonical`).
         inputs: argument name -> {"key", "directory", "digest"} of the artifact that was read; the
             directory is a name in the same store, or a URL in another store.
         shards: sorted by name; a `ShardTable` reads them when asked.
         content, action, build: see `pipeline.identity.digests`.
         started: Unix time in seconds; `seconds`: wall time of the publishing attempt.
-        provenance: git commit, source digests, package versions (see `provenance.py`).
+        provenance: see `pipeline.identity.provenance`.
         alias: the output whose files these are; None when they are this output's own.
         sources: listing of each external argument, without its files; `source_files` reads those.
-        needs: names of the inputs that it cannot be used without; None (any) in older manifests.
+        needs: names of the inputs that it cannot be used without; None for all.
     """
 
     key: str
@@ -112,7 +106,7 @@ class Manifest(Stored, frozen=True, rename={"action": "recipe", "alias": "origin
     build: str
     alias: Alias | None
     sources: dict[str, Summary]
-    needs: tuple[str, ...] | None = None
+    needs: tuple[str, ...] | None
 
     def shard(self, name: str) -> Shard:
         if (found := shard_lists.find(self.shards, name)) is not None:
@@ -225,13 +219,11 @@ def parse(url: str, path: str) -> Manifest | None:
         raise CorruptOutput(f"{url}: not readable JSON ({reason}); {_AWAY}") from error
     try:
         schema = tree.pop("schema", None) if isinstance(tree, dict) else None
-        if type(schema) is int and schema not in (SCHEMA, _INLINE_ONLY):
+        if type(schema) is int and schema != SCHEMA:
             raise CorruptOutput(f"{url}: schema {schema}, this version reads {SCHEMA}; {_AWAY}")
         if type(schema) is not int:
             raise ValueError(f"schema {schema!r}")
-        if "shards" not in tree:
-            raise ValueError("no shards")
-        listed, many = tree["shards"], schema == SCHEMA and isinstance(tree["shards"], dict)
+        listed = tree.get("shards")
         manifest = decode(Manifest, {**tree, "shards": ()})
         for name, reference in manifest.inputs.items():
             if set(reference) != {"key", "directory", "digest"}:
@@ -241,7 +233,7 @@ def parse(url: str, path: str) -> Manifest | None:
             _check_directory(manifest.alias.directory)
         shards = (
             ShardTable(manifest.home(path), path.rpartition("/")[2], decode(Table, listed))
-            if many
+            if isinstance(listed, dict)
             else _inline(decode(tuple[Shard, ...], listed))
         )
         return msgspec.structs.replace(manifest, shards=shards)
@@ -296,8 +288,7 @@ def load_late(path: str, key: str) -> Manifest | None:
 def check_files(path: str, manifest: Manifest) -> None:
     """Raise `CorruptOutput` when a file of the output, its own or an alias's, has another size.
 
-    Requests to another store than the output's own have a deadline of a few seconds; the error for
-    an unreachable one has a `__cause__`.
+    The error for another store than the output's own that is unreachable has a `__cause__`.
     """
     # The directory names the step, whatever its label is in the graph of today.
     home, remedy = manifest.home(path), f"build it again with --force {path.rpartition('/')[2]}"

@@ -1,9 +1,8 @@
 """Stores of objects, by fsspec: the operations of `storage`, and what our clients of buckets share.
 
-Every request of such a client goes through `Client.retried`. There a transient error (429, 5xx,
-connection reset, truncated body) is retried with the policy of `retry` for `GIVE_UP_SECONDS` and
-then raised as `StoreUnavailable`; a permanent one (no permission, no bucket) is an `InputError` at
-once. Both name the URL.
+Every request of such a client goes through `Client.retried`: a transient error (429, 5xx, reset,
+truncated body) is retried and then raised as `StoreUnavailable`; a permanent one (no permission, no
+bucket) is an `InputError` at once. Both name the URL.
 """
 
 from __future__ import annotations
@@ -41,22 +40,13 @@ class Client:
 
     errors: tuple[type[Exception], ...]  # those of requests
     give_up_after: float | None  # seconds for one request with its retries; None for the default
-
-    def is_retriable(self, error: Exception) -> bool:
-        raise NotImplementedError
-
-    def is_refusal(self, error: Exception) -> bool:
-        raise NotImplementedError
-
-    async def _write_object(self, path: str, data: bytes, mark: str, version: str | None) -> None:
-        """One conditional request, None for no object; `FileExistsError` if refused."""
-        raise NotImplementedError
-
-    async def _delete_object(self, path: str, version: str) -> None:
-        raise NotImplementedError
-
-    async def _mark_of(self, path: str) -> str | None:
-        raise NotImplementedError
+    # Methods of the subclass. A write is one request, on the condition that the object has this
+    # version, or None that there is none; it raises `FileExistsError` if that is refused.
+    is_retriable: Any  # (error) -> bool
+    is_refusal: Any  # (error) -> bool
+    _write_object: Any  # async (path, data, mark, version)
+    _delete_object: Any  # async (path, version)
+    _mark_of: Any  # async (path) -> the mark of the object's writer, or None
 
     async def retried(
         self,
@@ -159,7 +149,7 @@ class Objects:
     def create(self, data: bytes, durable: bool) -> bool:
         raise StorageError(
             f"{self.path}: this store has no conditional write, which publishing an output needs; "
-            "use a local self.path, gs:// or s3://"
+            "use a local path, gs:// or s3://"
         )
 
     def read_versioned(self) -> tuple[bytes, str]:
@@ -199,10 +189,8 @@ class Objects:
 
     def remove(self) -> None:
         try:
-            if has_magic(self.path):
-                for name in [
-                    *self.fs.find(self.path)
-                ]:  # `rm` would expand the path as a glob pattern
+            if has_magic(self.path):  # `rm` would expand it as a pattern
+                for name in list(self.fs.find(self.path)):
                     self.fs.rm_file(name)
             else:
                 self.fs.rm(self.path, recursive=True)

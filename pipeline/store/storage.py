@@ -3,11 +3,9 @@
 A location is a URL string (`./runs/x`, `/abs/x`, `gs://bucket/x`, `s3://bucket/x`, `memory://x`).
 The commit protocol needs three operations:
 
-- `create` writes an object only if none exists, with all of its content or not at all. The store
-  decides who wins a race: by a hard link of a finished temporary file on a local disk, by a
-  precondition (`ifGenerationMatch=0`, `If-None-Match: *`) on GCS and S3. On those, the answer to a
-  write may be lost, and the retry is refused because the first try succeeded; a mark in the
-  object's metadata identifies the writer.
+- `create` writes an object only if none exists, with all of its content or not at all: by a hard
+  link of a finished temporary file on a local disk, by a precondition (`ifGenerationMatch=0`,
+  `If-None-Match: *`) on GCS and S3.
 - `replace_if` replaces or deletes an object only while it is the version that was read: the
   generation must match on GCS, the ETag on S3; a local disk compares under a file lock.
 - `write_atomic` replaces an object; readers see the old bytes or the new, never a mixture.
@@ -18,7 +16,6 @@ No operation renames a directory: object stores cannot.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import re
 from collections.abc import Iterator
@@ -35,7 +32,6 @@ from pipeline.store.decode import parse_json
 from pipeline.store.object_storage import Bucket, Memory, Objects
 
 _give_up_after: ContextVar[float | None] = ContextVar("give_up_after", default=None)
-_CHUNK = 1 << 22
 _GOOGLE = ("gs://", "gcs://")
 _BUCKETS = (*_GOOGLE, "s3://")
 _STORES = ("gs", "gcs", "s3", "memory")
@@ -65,12 +61,10 @@ def filesystem(url: str, give_up_after: float | None = None) -> tuple[Any, str]:
 
 def _bucket_class(url: str) -> Any:  # imports here, because the clients take a second to import
     if url.startswith(_GOOGLE):
-        from pipeline.store.google_storage import GoogleStorage
-
-        return GoogleStorage
-    from pipeline.store.s3_storage import S3Storage
-
-    return S3Storage
+        from pipeline.store.google_storage import GoogleStorage as Client
+    else:
+        from pipeline.store.s3_storage import S3Storage as Client
+    return Client
 
 
 @contextlib.contextmanager
@@ -175,7 +169,6 @@ def read_bytes(url: str) -> bytes:
 
 
 def read_json(url: str) -> Any:
-    """The object's content as JSON; raises as `read_bytes` and `decode.parse_json`."""
     return parse_json(read_bytes(url))
 
 
@@ -191,9 +184,8 @@ def open_write(url: str) -> IO[bytes]:
 def create(url: str, data: bytes, *, durable: bool = True) -> bool:
     """Write `data` at `url` if no object exists. True when written, False when one existed.
 
-    All of the content appears or none, and of any number of racing callers one gets True. With
-    `durable`, a local disk is synced before the object appears, so that a power failure cannot lose
-    an object that another process has read.
+    With `durable`, a local disk is synced before the object appears, so that a power failure cannot
+    lose an object that another process has read.
     """
     return _at(url).create(data, durable)
 
@@ -245,15 +237,6 @@ def inventory(url: str) -> dict[str, tuple[int, float | None]]:
     place = _at(url)
     prefix = place.path.rstrip("/") + "/"
     return {name.removeprefix(prefix): entry for name, entry in place.inventory().items()}
-
-
-def sha256(url: str) -> str:
-    """Hex SHA-256 of the object's content, read in chunks of 4 MiB."""
-    digest = hashlib.sha256()
-    with open_read(url) as file:
-        while chunk := file.read(_CHUNK):
-            digest.update(chunk)
-    return digest.hexdigest()
 
 
 def delete_tree(url: str) -> None:

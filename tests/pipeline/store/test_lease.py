@@ -184,16 +184,6 @@ def test_a_dead_holder_on_this_host_is_noticed_at_once(tmp_path):
     got.release()
 
 
-def test_a_recycled_process_id_is_not_the_holder(tmp_path):
-    """A live process with the holder's id but another start time does not hold the lease."""
-    owner = {**process.this(), "process_start": 1.0}
-    (tmp_path / "leases").mkdir()
-    (tmp_path / "leases" / "000001.json").write_text(json.dumps(owner))
-    got = _acquire(tmp_path, waiting=_never)
-    assert got.number == 2
-    got.release()
-
-
 @pytest.mark.parametrize(
     "content", ["", "{", "[]", "null", '{"host": "elsewhere", "pid": 1}', "\0"]
 )
