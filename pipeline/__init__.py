@@ -5,9 +5,8 @@ No machine learning library is imported here, so that planning a graph starts at
 
 from pipeline.errors import InputError, PonenteError
 from pipeline.experiment import Experiment
-from pipeline.graph.artifact import Artifact
+from pipeline.graph.artifact import Artifact, Live
 from pipeline.graph.hardware import Hardware, local, pod
-from pipeline.graph.live import Live
 from pipeline.graph.module_names import come_first
 from pipeline.graph.order import named
 from pipeline.graph.step import Result, step

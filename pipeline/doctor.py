@@ -30,8 +30,7 @@ from pipeline.errors import PonenteError
 from pipeline.graph.module_names import hiding
 from pipeline.identity.secret_text import is_secret_name
 from pipeline.store import storage
-from pipeline.store.bucket import bucket_warnings
-from pipeline.store.write_check import check_writable
+from pipeline.store.write_check import bucket_warnings, check_writable
 
 if TYPE_CHECKING:
     from packaging.requirements import Requirement

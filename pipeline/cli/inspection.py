@@ -18,9 +18,8 @@ from pipeline.graph.step import Node
 from pipeline.identity.fingerprint import plain, plain_identity
 from pipeline.pages.readable import command_line
 from pipeline.plan import facts as step_facts
-from pipeline.plan.explain import explain
 from pipeline.plan.lineage import lineage, users
-from pipeline.plan.plan import FEW, Planned
+from pipeline.plan.plan import FEW, Planned, explain
 from pipeline.plan.plan import plan as planned
 from pipeline.plan.state import CORRUPT, FOREIGN, pick, resolve
 from pipeline.store import storage

@@ -15,7 +15,7 @@ from pipeline.graph.declaration import FULL
 from pipeline.graph.hardware import Hardware
 from pipeline.launch import LOCAL, gcloud, kuberay, shipped, sky
 from pipeline.launch.job import FOLDER, Job, Provisioning, hardware_of, job_name
-from pipeline.store.bucket import bucket_warnings
+from pipeline.store.write_check import bucket_warnings
 
 BACK_ENDS = {
     "sky": sky.provision,

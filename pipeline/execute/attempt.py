@@ -41,8 +41,7 @@ from pipeline.execute.logs import NAME as LOG
 from pipeline.execute.logs import capture
 from pipeline.execute.reference import refer_to
 from pipeline.execute.request import Ending, Outcome, Request
-from pipeline.graph.artifact import argument_of
-from pipeline.graph.live import Live
+from pipeline.graph.artifact import Live, argument_of
 from pipeline.graph.step_context import Reference, StepContext, Workers
 from pipeline.identity import digests, provenance
 from pipeline.plan.listings import check_unchanged

@@ -11,7 +11,7 @@ from pipeline.errors import InputError, PonenteError, StoreUnavailable
 from pipeline.execute.node_state import NodeState, States
 from pipeline.execute.reference import refer
 from pipeline.execute.request import Ending, Input, Outcome, Request
-from pipeline.graph.live import Source
+from pipeline.graph.artifact import Source
 from pipeline.graph.step import Node
 from pipeline.identity import digests, source_code
 from pipeline.plan.listings import Listings

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from pipeline.graph.live import Source
+from pipeline.graph.artifact import Source
 from pipeline.graph.step import StepSpec
 from pipeline.identity import source_code
 from pipeline.identity.digests import Identity

@@ -1,23 +1,35 @@
-"""Typed artifacts: the location of a finished step's output, and the code that reads it.
+"""Typed artifacts: the location of a step's output, and the code that reads it.
 
 A step library derives one class per kind of output (`Documents`, `TokenCache`, ...) with the
 methods that read it. While a graph is being built the class is only a type, which the type checker
 checks; a step also refuses an input of another class.
+
+A live input is one that a step reads while it is still being built:
+
+    def follow(run: StepContext, model: Annotated[Checkpoint, Live], ...) -> Result:
+        model_so_far = Live.of(model)
+
+In the graph it is an input like any other. The executor starts the step as soon as the input's own
+step is at work. The body must end after the input was published, and the manifest records the
+content of what was published.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar, cast
 
-from pipeline.errors import CorruptOutput
+from pipeline.errors import CorruptOutput, InputError
 from pipeline.store import shards, storage
-from pipeline.store.manifest import Manifest, chosen, load, resolve_ref
+from pipeline.store.ledger import Ledger
+from pipeline.store.manifest import Manifest, chosen, load, load_built, resolve_ref
 from pipeline.store.parallel import concurrently
 from pipeline.store.shards import Shard
 
 A = TypeVar("A", bound="Artifact")
+B = TypeVar("B", bound="Artifact")
 
 
 def argument_of(name: str) -> str:
@@ -100,3 +112,57 @@ class Artifact:
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.path!r})"
+
+
+@dataclass(frozen=True)
+class Source:
+    """The build of a live input.
+
+    Attributes:
+        replaces: attempt of the published output that the build replaces; empty for none.
+        arguments: arguments of its step: configuration and runtime settings.
+    """
+
+    build: str
+    replaces: str
+    arguments: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Live(Generic[A]):
+    """An input that may still be in the making; also the mark in an annotation that requests one.
+
+    Picklable, so that every process of a gang can read it. `path` is its step's directory, `key`
+    its step's key.
+    """
+
+    kind: type[A]
+    path: str
+    key: str
+    source: Source
+
+    @staticmethod
+    def of(argument: B) -> Live[B]:
+        """The `Live` that the body received for an argument annotated `Annotated[Kind, Live]`."""
+        if not isinstance(argument, Live):
+            raise InputError(
+                f"expected a live input, got {argument!r}; annotate the argument with "
+                "Annotated[Kind, Live]"
+            )
+        return cast("Live[B]", argument)
+
+    def published(self) -> A | None:
+        """The artifact, once it is published and its shards are final; None before."""
+        found = load_built(self.path, self.key, self.source.replaces)
+        return self.kind(self.path, found) if found is not None else None
+
+    def shards(self, prefix: str = "") -> dict[str, Shard]:
+        """Shards finished so far, by name; the step may still drop some before it publishes."""
+        return Ledger(self.path, self.source.build).finished(prefix)
+
+    def find(self, name: str) -> Shard | None:
+        """One shard, None when it is not finished or was dropped; reads its record, no listing."""
+        return Ledger(self.path, self.source.build).find(name)
+
+    def url(self, shard: Shard) -> str:
+        return storage.join(self.path, shard.root)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import partial
 
 from pipeline.accelerators import GPUS, TPUS, find_slices
 from pipeline.errors import InputError
@@ -19,13 +20,13 @@ class Hardware:
     """One gang of processes: all of them run, or none.
 
     Attributes:
-        name: the name that the user passed to `pod`, for messages.
+        name: as it was passed to `pod`.
         kind: "local" (one process, every accelerator of this machine), "cpu", "gpu" or "tpu".
-        processes: processes in the gang, one per host.
+        processes: one per host.
         devices_per_process: chips per host, or virtual devices per CPU process; 0 if local.
         generation: name of the chip in `accelerators`, such as "v6e"; empty for "local" and "cpu".
         topology: ICI topology of one TPU slice, such as "4x4"; empty for other hardware.
-        slices: number of TPU slices; the processes are divided equally among them.
+        slices: TPU slices, among which the processes are divided equally.
     """
 
     name: str
@@ -61,31 +62,23 @@ def pod(name: str) -> Hardware:
     v5p cores, two per chip), several slices joined by the data-centre network ("2xv6e-16"), GPUs of
     one or of several hosts ("8xh100", "2x8xh100"), or "cpu-<processes>x<devices per process>".
     """
+    make = partial(Hardware, name=name)
     if name == "local":
         return local()
     if match := re.fullmatch(r"cpu-([1-9]\d?)x([1-9]\d?)", name):
-        processes, devices = int(match[1]), int(match[2])
-        return Hardware(name=name, kind="cpu", processes=processes, devices_per_process=devices)
-    if (match := re.fullmatch(r"(?:([1-9]\d{0,3})x)?([1-9]\d?)x([a-z]\w*)", name)) and (
-        match[3] in GPUS
-    ):
-        return Hardware(
-            name=name,
-            kind="gpu",
-            processes=int(match[1] or 1),
-            devices_per_process=int(match[2]),
-            generation=match[3],
-        )
+        return make(kind="cpu", processes=int(match[1]), devices_per_process=int(match[2]))
+    match = re.fullmatch(r"(?:([1-9]\d{0,3})x)?([1-9]\d?)x([a-z]\w*)", name)
+    if match and match[3] in GPUS:
+        hosts, devices = int(match[1] or 1), int(match[2])
+        return make(kind="gpu", processes=hosts, devices_per_process=devices, generation=match[3])
     if (found := find_slices(name)) is not None:
-        tpu, chips = found.tpu, found.chips
-        hosts = tpu.hosts(chips)
-        return Hardware(
-            name=name,
+        hosts = found.tpu.hosts(found.chips)
+        return make(
             kind="tpu",
             processes=found.count * hosts,
-            devices_per_process=chips // hosts,
-            generation=tpu.name,
-            topology=tpu.topologies[chips],
+            devices_per_process=found.chips // hosts,
+            generation=found.tpu.name,
+            topology=found.tpu.topologies[found.chips],
             slices=found.count,
         )
     raise InputError(f"hardware: expected {_known(name)}; got {name!r}")

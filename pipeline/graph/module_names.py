@@ -47,8 +47,8 @@ def add_outside(folder: str) -> None:
 def packages() -> set[str]:
     records = list(HOME.glob("ponente-*.dist-info/RECORD"))
     if records:  # installed by pip, among the packages of others
-        lines = records[0].read_text().splitlines()
-        found = {line.split("/")[0] for line in lines if line.split(",")[0].count("/") == 1}
+        paths = [line.split(",")[0] for line in records[0].read_text().splitlines()]
+        found = {path.split("/")[0] for path in paths if path.count("/") == 1}
         return {name for name in found if (HOME / name / "__init__.py").is_file()}
     return {path.parent.name for path in HOME.glob("*/__init__.py")} - {"tests"}
 
@@ -56,9 +56,7 @@ def packages() -> set[str]:
 def hiding(name: str, folders: Iterable[str]) -> str:
     """Path of the first module in the folders that has the name of ours `name`; else empty."""
     spec = PathFinder.find_spec(name, [f for f in folders if Path(f).resolve() != HOME])
-    if spec is None:
-        return ""
-    return _other(name, spec.origin, spec.submodule_search_locations)
+    return _other(name, spec.origin, spec.submodule_search_locations) if spec else ""
 
 
 def hidden(error: BaseException) -> str:

@@ -44,15 +44,12 @@ def is_display_name(name: Any) -> bool:
 
 
 def topological(targets: list[Node]) -> list[Node]:
-    """Every node the targets need, inputs before users; nodes with equal keys appear once.
-
-    An iterative depth-first search in post-order: a node is on the stack twice, and is added to the
-    order when it is popped the second time, after all of its inputs. `entered` has the nodes in
-    between, which are the path from a target; meeting one of them again is a cycle.
-    """
+    """Every node the targets need, inputs before users; nodes with equal keys appear once."""
+    # Depth-first without recursion: a node is on the stack twice, and is added to the order when it
+    # is popped the second time, after all of its inputs.
     order: dict[str, Node] = {}  # by key; equal nodes are one, with the labels of all
     names: dict[str, Node] = {}
-    entered: dict[str, Node] = {}
+    entered: dict[str, Node] = {}  # the path from a target; meeting one of these again is a cycle
     owners: dict[str, Node] = {}
     stack = [(node, False) for node in reversed(targets)]
     while stack:
@@ -64,15 +61,21 @@ def topological(targets: list[Node]) -> list[Node]:
             ring = list(entered)[list(entered).index(node.key) + 1 :]
             way = ", ".join(entered[key].label for key in ring[:_SHOWN_STEPS])
             way += f" and {len(ring) - _SHOWN_STEPS} more" if len(ring) > _SHOWN_STEPS else ""
+            way = f", by way of {way}" if way else ""
             raise InputError(
-                f"step {node.label!r} needs its own output"
-                + (f", by way of {way}" if way else "")
-                + "; a graph of steps cannot have a cycle"
+                f"step {node.label!r} needs its own output{way}; a graph of steps cannot have a "
+                "cycle"
             )
         elif node.key not in order:
             entered[node.key] = node
             _check_name(node, names.setdefault(node.step.name, node))
-            _check_owner(node, owners.setdefault(node.directory, node))
+            owner = owners.setdefault(node.directory, node)
+            if node.key != owner.key:
+                raise InputError(
+                    f"steps {owner.label!r} and {node.label!r} would both write to "
+                    f"{node.directory}: their keys {owner.key} and {node.key} begin with the same "
+                    "digits; change the version of one of them"
+                )
             stack.append((node, True))
             stack.extend((child, False) for child in reversed(node.inputs.values()))
         else:
@@ -80,15 +83,6 @@ def topological(targets: list[Node]) -> list[Node]:
             order[node.key].labels.add(node.label)
     fingerprint.merge_classes((node.classes for node in order.values()), "the graph")
     return list(order.values())
-
-
-def _check_owner(node: Node, owner: Node) -> None:
-    if node.key != owner.key:
-        raise InputError(
-            f"steps {owner.label!r} and {node.label!r} would both write to {node.directory}: their "
-            f"keys {owner.key} and {node.key} begin with the same digits; change the version of "
-            "one of them"
-        )
 
 
 def _check_name(node: Node, owner: Node) -> None:

@@ -10,8 +10,7 @@ from dataclasses import dataclass, is_dataclass, replace
 from typing import Any
 
 from pipeline.errors import InputError
-from pipeline.graph.artifact import Artifact
-from pipeline.graph.live import Live
+from pipeline.graph.artifact import Artifact, Live
 from pipeline.identity import fingerprint
 from pipeline.identity.listing import External
 

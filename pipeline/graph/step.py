@@ -2,8 +2,8 @@
 
 A step is a function whose first argument is the `StepContext` it executes in. Calling the decorated
 function builds a `Node`; nothing runs. Arguments annotated with an `Artifact` class (or
-`tuple[Class, ...]`, or `Annotated[Class, Live]`, see `pipeline.graph.live`) are inputs and take
-nodes; all others are configuration, and those marked `Annotated[..., Runtime]` are not in the key.
+`tuple[Class, ...]`, or `Annotated[Class, Live]`) are inputs and take nodes; all others are
+configuration, and those marked `Annotated[..., Runtime]` are not in the key.
 
     @step(output=Tokenizer, version=1)
     def train_tokenizer(run: StepContext, documents: Documents, *, vocab_size: int) -> Result: ...
@@ -38,12 +38,6 @@ if typing.TYPE_CHECKING:
 P = ParamSpec("P")
 A = TypeVar("A", bound=Artifact)
 Result = Mapping[str, Any]
-# From a step's configuration and runtime settings to lines of advice for `plan`.
-Advise = Callable[[Mapping[str, Any]], list[str]]
-# Raises `InputError` for arguments of a call that cannot work: configuration, runtime and nodes.
-Check = Callable[[Mapping[str, Any]], None]
-# From a node and the results of published outputs to its facts; `PonenteError` is a refusal.
-StateFacts = Callable[["Node", Results], Facts]
 _KEY_DIGITS = 20  # hex digits of the key in the path (80 bits); the manifest has all 64
 
 
@@ -68,12 +62,10 @@ class Resources:
     shard_memory: int = 0
 
     def __post_init__(self) -> None:
-        least = {"cpus": 0, "memory": 0, "tries": 1, "shard_cpus": 0, "shard_memory": 0}
-        for name, bound in least.items():
-            if not getattr(self, name) >= bound:
-                raise InputError(
-                    f"{name}={getattr(self, name)!r}: a step needs {name} of at least {bound}"
-                )
+        for name in ("cpus", "memory", "tries", "shard_cpus", "shard_memory"):
+            value, least = getattr(self, name), int(name == "tries")
+            if not value >= least:
+                raise InputError(f"{name}={value!r}: a step needs {name} of at least {least}")
 
 
 class Node:
@@ -131,10 +123,9 @@ class StepSpec(Generic[P, A]):
         name: stable name, part of the key and of directory names.
         reads_lineage: it reads more of its inputs than their contents, such as their own inputs and
             configuration; so it runs again when those changed and the contents did not.
-        advise: returns lines that `plan` shows about its configuration, such as a setting that will
-            be slow.
-        check: raises `InputError` for arguments, by name, that cannot work with any content of the
-            inputs; called when the node is built.
+        advise: returns lines that `plan` shows about its configuration and runtime settings.
+        check: raises `InputError` for arguments of a call, by name, that cannot work with any
+            content of the inputs.
         facts: returns facts about a node before it runs, see `pipeline.graph.facts`.
         environment: environment variables that it reads: the driver's values reach its workers and
             gangs on other hosts, and are recorded, except those named like a secret (HF_TOKEN).
@@ -148,9 +139,9 @@ class StepSpec(Generic[P, A]):
     name: str
     resources: Resources = Resources()
     reads_lineage: bool = False
-    advise: Advise | None = None
-    check: Check | None = None
-    facts: StateFacts | None = None
+    advise: Callable[[Mapping[str, Any]], list[str]] | None = None
+    check: Callable[[Mapping[str, Any]], None] | None = None
+    facts: Callable[[Node, Results], Facts] | None = None
     environment: tuple[str, ...] = ()
     then: Callable[[Node], Any] | None = None
 
@@ -186,28 +177,21 @@ class StepSpec(Generic[P, A]):
                     f"{self.name}({name}=...): expected a configuration value, got the output of "
                     f"step {value.label!r}"
                 )
-            else:
-                (runtime if name in self.signature.runtime else config)[name] = value
-        self._refuse(bound.arguments)
-        node = Node(self, inputs, config, runtime)
-        return typing.cast(A, node if self.then is None else self.then(node))
-
-    def _refuse(self, arguments: Mapping[str, Any]) -> None:
-        for name, kind in self.signature.classes.items():
-            if not isinstance(value := arguments[name], kind):
+            elif not isinstance(value, kind := self.signature.classes.get(name, object)):
                 raise InputError(
                     f"{self.name}({name}=...): expected {kind.__name__}, got {value!r} of type "
                     f"{type(value).__name__}"
                 )
-        if self.check is None:
-            return
+            else:
+                (runtime if name in self.signature.runtime else config)[name] = value
         try:
-            self.check(arguments)
+            if self.check is not None:
+                self.check(bound.arguments)
         except (TypeError, ValueError, AttributeError) as error:
             # A check assumes the annotated types, so such an error means an argument of another.
-            raise InputError(
-                f"{self.name}(...): {error}; see the types of its arguments"
-            ) from error
+            raise InputError(f"{self.name}(...): {error}; see its arguments' types") from error
+        node = Node(self, inputs, config, runtime)
+        return typing.cast(A, node if self.then is None else self.then(node))
 
     def _input_nodes(self, name: str, value: Any) -> Iterator[tuple[str, Node]]:
         expected = self.signature.inputs[name]

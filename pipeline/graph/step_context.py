@@ -1,23 +1,20 @@
 """The context of a step's body: where to write, which shards are finished, reporting progress.
 
-The body writes only under its own attempt, and through shards: a directory becomes a shard when its
-ledger record is created. The output is the explicit set of shards that `shard`, `map` and
-`finished` returned and `declare` named in this attempt, whether this attempt wrote them or found
-them finished. All attempts share the ledger; its other shards are not published.
-
-A shard that other code of the step wrote is not finished: it is built again, with a warning. Only
-`claim` takes it over, for state from which a step continues, such as checkpoints.
+The output is the explicit set of shards that `shard`, `map` and `finished` returned and `declare`
+named in this attempt, whether this attempt wrote them or found them finished. A shard that other
+code of the step wrote is not finished: it is built again, with a warning. Only `claim` takes it
+over, for state from which a step continues, such as checkpoints.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, Protocol
 
 from pipeline import events
@@ -64,8 +61,7 @@ def write_shard(task: ShardTask) -> Shard:
     part = "shards" if task.number == 1 else f"shards-{task.number}"
     directory = storage.join(task.ledger.root, ATTEMPTS, task.attempt, part, task.name)
     _make(directory)
-    result = task.writer(directory, task.item)
-    return task.ledger.add(task.name, directory, result)
+    return task.ledger.add(task.name, directory, task.writer(directory, task.item))
 
 
 def _make(directory: str) -> None:
@@ -102,7 +98,7 @@ class Workers(Protocol):
     ) -> Any:
         """Run `function(job, process=..., emit=...)` on every process of the hardware at once.
 
-        `logs` is the URL of the directory for the logs of processes other than this one.
+        `logs` is the URL of the directory for the logs of other processes than this one.
         """
         ...
 
@@ -112,7 +108,6 @@ class GangProcess:
     """Which process of a gang this is.
 
     Attributes:
-        index, count: rank and size of the gang.
         coordinator: "host:port" that process 0 listens on; None in a gang of one.
         started: Unix time at which the engine began to start the gang, after its hardware was
             reserved; by the clock of the engine's machine.
@@ -187,9 +182,8 @@ class StepContext:
         self._finished |= reused
         other = other_code(self.ledger, {n: r for n, r in records.items() if wanted(n)})
         total = len(list(filter(wanted, there))) if of is None else of
-        for lines in other.lines(total, keep=self.ledger.keep):
-            for line in lines:
-                self._warn_once(line)
+        for line in itertools.chain(*other.lines(total, keep=self.ledger.keep)):
+            self._warn_once(line)
         if self.ledger.keep:
             self._kept = self._kept.with_(other)
         return self._finished | self._declared
@@ -202,12 +196,9 @@ class StepContext:
     def other_code(self) -> dict[str, Any]:
         found = {}
         for how, other in (("kept", self._kept), ("continued", self._continued)):
-            if shards := sorted(self._declared.keys() & set(other.shards)):
-                found[how] = {
-                    "shards": len(shards),
-                    "of": len(self._declared),
-                    "files": other.files,
-                }
+            if shards := self._declared.keys() & set(other.shards):
+                count, of = len(shards), len(self._declared)
+                found[how] = {"shards": count, "of": of, "files": other.files}
         return {"other_code": found} if found else {}
 
     def claim(self, prefix: str) -> dict[str, Shard]:
@@ -221,8 +212,7 @@ class StepContext:
         if other.shards:
             self._continued = self._continued.with_(other)
             self._warn_once(other.continued)
-        claim = partial(self.ledger.claim, attempt=self.attempt)
-        found = by_item(claim, names, self.root)
+        found = by_item(lambda name: self.ledger.claim(name, self.attempt), names, self.root)
         return {name: shard for name, shard in found.items() if shard is not None}
 
     def declare(self, name: str) -> None:
@@ -241,8 +231,8 @@ class StepContext:
     def shard(self, name: str, result: dict[str, Any] | None = None) -> Iterator[str]:
         """A directory to fill; on leaving without an error it is recorded as shard `name`.
 
-        `result` may be filled inside the block. For a build whose number of shards is not known in
-        advance, `plan` shows the "progress" of the last shard, such as "step 40 of 100".
+        `result` may be filled inside the block. Where `map` did not give the number of shards,
+        `plan` shows the "progress" in the last shard's result, such as "step 40 of 100".
         """
         self.ledger.record(name)  # refuses a bad name before anything is written
         if name in self._written:

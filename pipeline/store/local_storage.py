@@ -290,19 +290,3 @@ def _walk(path: str) -> dict[str, int]:
                     "or a device; an output's files must be in its own directory"
                 )
     return found
-
-
-def check_writable(directory: str, name: str) -> None:
-    try:
-        os.makedirs(directory, exist_ok=True)
-        path = os.path.join(directory, name)
-        with open(path, "xb") as file:
-            file.write(b"ponente")
-        os.unlink(path)
-    except (FileExistsError, NotADirectoryError) as error:
-        raise InputError(f"{directory}: expected a directory, found a file in the path") from error
-    except OSError as error:
-        raise InputError(
-            f"{directory}: cannot be written ({error.strerror}); choose another prefix or "
-            "correct its permissions"
-        ) from error

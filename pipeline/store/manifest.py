@@ -106,7 +106,7 @@ class Manifest(Stored, frozen=True, rename={"action": "recipe", "alias": "origin
     build: str
     alias: Alias | None
     sources: dict[str, Summary]
-    needs: tuple[str, ...] | None
+    needs: tuple[str, ...] | None = None
 
     def shard(self, name: str) -> Shard:
         if (found := shard_lists.find(self.shards, name)) is not None:

@@ -17,9 +17,8 @@ from pipeline import Experiment
 from pipeline.errors import CorruptOutput
 from pipeline.graph.order import topological
 from pipeline.graph.step import as_node
-from pipeline.plan.explain import explain
 from pipeline.plan.lineage import lineage, users
-from pipeline.plan.plan import plan
+from pipeline.plan.plan import explain, plan
 from pipeline.plan.state import CORRUPT
 from pipeline.store import manifest
 from pipeline.store.garbage import Keep, find_garbage

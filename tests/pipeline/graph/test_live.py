@@ -10,8 +10,7 @@ from pipeline.execute.event_log import EventLog
 from pipeline.execute.executor import Execution
 from pipeline.graph.step import as_node
 from pipeline.identity import digests
-from pipeline.plan.explain import explain
-from pipeline.plan.plan import plan
+from pipeline.plan.plan import explain, plan
 from pipeline.plan.state import Selection
 from pipeline.store.ledger import Ledger
 from pipeline.store.outputs import Store

@@ -12,8 +12,7 @@ import pytest
 from pipeline import Artifact, InputError
 from pipeline.errors import StepFailed
 from pipeline.graph.step import StepSpec, as_node
-from pipeline.plan.explain import explain
-from pipeline.plan.plan import Planned, plan
+from pipeline.plan.plan import Planned, explain, plan
 from pipeline.store.outputs import Store
 from tests.pipeline.helpers import bring_up, executed, result
 from tests.pipeline.toy import Numbers, clamp, numbers, total, write_numbers

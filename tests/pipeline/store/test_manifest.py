@@ -37,7 +37,6 @@ def _publish(root, **changes):
         "attempt": "1",
         "started": 0.0,
         "seconds": 1.0,
-        "needs": (),
         "provenance": {},
         **changes,
     }

@@ -13,7 +13,7 @@ import pytest
 from pipeline import Live, Result, StepContext, step
 from pipeline.errors import CorruptOutput, StoreUnavailable, WorkerLost
 from pipeline.events import Progress, Warned
-from pipeline.graph.live import Source
+from pipeline.graph.artifact import Source
 from pipeline.graph.step import as_node
 from pipeline.store import storage
 from pipeline.store.ledger import Ledger
