@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NoReturn, TypeVar
 
 from pipeline.cli import join, options
-from pipeline.cli.context import Context, file_among, of_command, say
+from pipeline.cli.context import file_among, of_command, say
 from pipeline.cli.streams import survive_closed_streams
 from pipeline.errors import Cancelled, PonenteError, UsageError
 from pipeline.graph.declaration import Declaration, load_experiment
@@ -131,7 +131,9 @@ def _run_verb(
     refuse_secrets(arguments)
     experiment = None if verb in options.FREE else experiment
     parsed = options.parse(verb, arguments, experiment, program)
-    return _verb(verb)(of_command(experiment, parsed, clock))
+    # Only the modules that this verb needs are imported.
+    module = importlib.import_module(f"pipeline.cli.{_MODULES[verb]}")
+    return getattr(module, verb)(of_command(experiment, parsed, clock))
 
 
 _MODULES = {
@@ -141,11 +143,6 @@ _MODULES = {
     **dict.fromkeys(["plan", "status", "show"], "inspection"),
     **dict.fromkeys(["verify", "gc", "adopt", "unlock", "doctor"], "maintenance"),
 }
-
-
-def _verb(name: str) -> Callable[[Context], int]:
-    """The function of a verb; only the modules that this verb needs are imported."""
-    return getattr(importlib.import_module(f"pipeline.cli.{_MODULES[name]}"), name)
 
 
 __all__ = ["command", "exit_with_error", "main"]

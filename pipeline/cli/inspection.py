@@ -34,10 +34,6 @@ def entries(context: Context) -> list[Planned]:
     return planned(targets, context.store, frozenset(forced), keep_shards=keep)
 
 
-def _entry(context: Context, node: Node) -> Planned:
-    return next(e for e in planned([node], context.store) if e.node.key == node.key)
-
-
 def say_json(tree: Mapping[str, Any]) -> None:
     """Print one JSON object; "format" is incremented when a field changes its meaning."""
     say(json.dumps({"format": 1, **tree}, indent=1, allow_nan=False))
@@ -100,8 +96,9 @@ def plan(context: Context) -> int:
             stated |= {key: step_facts.merge(stated[key], facts) for key, facts in more.items()}
         steps = []
         for entry in shown:
-            key = entry.node.key
-            step = {**_plain(entry, labels[key]), **plain_facts(stated.get(key))}
+            step = _plain(entry, labels[key := entry.node.key])
+            if facts := stated.get(key):
+                step["facts"] = {**facts.data, "lines": facts.lines, "refusal": facts.refusal}
             steps.append(step | ({"explanation": reasons[key]} if named else {}))
         say_json({"store": context.store.prefix, "preset": context.preset, "steps": steps})
     else:
@@ -115,12 +112,6 @@ def plan(context: Context) -> int:
     if context.options.strict and any(entry.warnings for entry in found):
         raise InputError("--strict: outputs were built by other code; see the warnings")
     return 0
-
-
-def plain_facts(facts: Facts | None) -> dict[str, Any]:
-    if facts is None:
-        return {}
-    return {"facts": {**facts.data, "lines": list(facts.lines), "refusal": facts.refusal}}
 
 
 def say_facts(stated: Mapping[str, Facts], labels: Mapping[str, str]) -> None:
@@ -217,24 +208,20 @@ def status(context: Context) -> int:
             say(f"{labels[entry.node.key]:<16} {entry.status:<8} {detail}{last}")
     if context.options.json:
         newest = [
-            {
-                "run": r.run,
-                "state": r.ending,
-                "outcome": r.outcome or None,
-                "command": list(r.command),
-            }
+            {"run": r.run, "state": r.ending, "outcome": r.outcome or None, "command": r.command}
             for r in recent[:5]
         ]
         say_json({"store": context.store.prefix, "steps": steps, "runs": newest})
-        return 0
-    for summary in recent[:5]:
-        say(f"run {summary.run}: {summary.ending}, {command_line(summary.command)}")
+    else:
+        for summary in recent[:5]:
+            say(f"run {summary.run}: {summary.ending}, {command_line(summary.command)}")
     return 0
 
 
 def show(context: Context) -> int:
     """Print one step's output: its manifest, its inputs and the outputs that use it."""
-    entry = _entry(context, context.step())
+    node = context.step()
+    entry = next(e for e in planned([node], context.store) if e.node.key == node.key)
     if entry.found is None:
         reason = entry.reason if entry.status == CORRUPT else f"nothing published at {entry.path}"
         raise InputError(f"{entry.node.label}: {reason} ({entry.status})")

@@ -68,24 +68,22 @@ def _say_verified(label: str, state: str, manifest: Manifest | None, problems: l
     if state == "missing":
         say(f"{label:<16} missing: nothing was published; ponente run builds it")
         return
-    say(f"{label:<16} {state}{f', {_contents(manifest)}' if manifest else ''}")
+    files = sum(len(shard.files) for shard in manifest.shards) if manifest else 0
+    about = f"{files:,} files, {manifest.size:,} bytes" if manifest and files else ""
+    about = about or ("0 files; result in the manifest" if manifest else "")
+    say(f"{label:<16} {state}{f', {about}' if about else ''}")
     for problem in problems:
         say(f"  {problem}")
     if manifest and state in ("corrupt", "mixed"):
         say(f"  build it again with --force {shlex.quote(label)}")
 
 
-def _contents(manifest: Manifest) -> str:
-    files = sum(len(shard.files) for shard in manifest.shards)
-    if not files:
-        return "0 files; result in the manifest"
-    return f"{files:,} files, {manifest.size:,} bytes"
-
-
 def gc(context: Context) -> int:
     """List objects that no preset and no recorded run needs; delete them with --delete."""
     o = context.options
-    nodes = topological([*context.all_targets(), *_other_experiments(context.words)])
+    others = [load_experiment(file) for file in context.words]
+    more = [node for e in others for preset in e.presets for node in e.graph(preset)]
+    nodes = topological([*context.all_targets(), *more])
     keep = Keep(not o.presets_only, o.older_than, o.keep)
     report = find_garbage(context.store, nodes, keep)
     total = sum(item.size for item in report.garbage)
@@ -96,7 +94,9 @@ def gc(context: Context) -> int:
             say(f"left: {line}")
         names = concurrently(lambda item: _called(item, nodes), report.garbage, prefix)
         for item, name in zip(report.garbage, names, strict=True):
-            say(_garbage_line(item, name))
+            age = "?" if item.age is None else duration(item.age)
+            cost = "" if item.cost is None else f", took {duration(item.cost)} to build"
+            say(f"{item.size:>16,}  {item.url}  ({name}{item.why}; {age} old{cost})")
     freed, left = 0, []
     if deletes:
         confirm(context, f"delete {objects} from {prefix}")
@@ -111,8 +111,8 @@ def gc(context: Context) -> int:
         return 0
     for line in left:
         say(f"left: {line}")
-    more = "; pass --delete" if report.garbage else ""
-    say(f"{freed:,} bytes deleted" if deletes else f"{objects} can be deleted{more}")
+    hint = "; pass --delete" if report.garbage else ""
+    say(f"{freed:,} bytes deleted" if deletes else f"{objects} can be deleted{hint}")
     return 0
 
 
@@ -128,17 +128,6 @@ def _called(item: Garbage, nodes: list[Node]) -> str:
     lines = min((difference(n.identity.config, found.config) for n in alike), key=len, default=[])
     more = [f"and {len(lines) - FEW} more"] if len(lines) > FEW else []
     return f"{found.label}{': ' if lines else ''}{'; '.join([*lines[:FEW], *more])}; "
-
-
-def _garbage_line(item: Garbage, name: str) -> str:
-    age = "?" if item.age is None else duration(item.age)
-    cost = "" if item.cost is None else f", took {duration(item.cost)} to build"
-    return f"{item.size:>16,}  {item.url}  ({name}{item.why}; {age} old{cost})"
-
-
-def _other_experiments(files: list[str]) -> list[Node]:
-    others = [load_experiment(file) for file in files]
-    return [node for e in others for preset in e.presets for node in e.graph(preset)]
 
 
 def adopt(context: Context) -> int:

@@ -14,10 +14,15 @@ from pipeline import events
 from pipeline.cli.context import Context, say
 from pipeline.cli.display import choose
 from pipeline.cli.inspection import entries, recorded, say_facts
-from pipeline.cli.stopping import INTERRUPTED, FirstSignal, Interrupts, Stopping
+from pipeline.cli.stopping import INTERRUPTED, Interrupts, Stopping
 from pipeline.cli.streams import survive_closed_streams
 from pipeline.errors import Cancelled, InputError, PonenteError
-from pipeline.execute.backend import Backend, InlineBackend, refuse_several_hosts
+from pipeline.execute.backend import (
+    Backend,
+    InlineBackend,
+    refuse_several_hosts,
+    why_small,
+)
 from pipeline.execute.event_log import EventLog
 from pipeline.execute.executor import Execution
 from pipeline.graph.declaration import FULL
@@ -48,11 +53,11 @@ def run(context: Context) -> int:
 
 def bring_up(context: Context) -> Execution:
     """Execute the graph and return the finished execution, for callers in Python."""
-    with survive_closed_streams(), FirstSignal() as signals:
-        return _run(context, signals)
+    with survive_closed_streams(), Interrupts(alone=False) as interrupts:
+        return _run(context, interrupts)
 
 
-def _run(context: Context, interrupts: FirstSignal) -> Execution:
+def _run(context: Context, interrupts: Interrupts) -> Execution:
     assert context.experiment is not None
     prefix = context.store.prefix
     say(f"{context.experiment.name}  preset {context.preset}  store {prefix}")
@@ -120,7 +125,7 @@ def _execute(
     log: EventLog,
     execution: Execution,
     needed: list[Node],
-    interrupts: FirstSignal,
+    interrupts: Interrupts,
 ) -> None:
     executor, cluster = context.options.executor, context.options.cluster
     if cluster is None:
@@ -128,7 +133,8 @@ def _execute(
     backend: Backend
     stops = [execution.stop]
     # A small graph runs in this process, in less time than Ray needs to start.
-    small = executor == "auto" and cluster is None and execution.why_small(needed)
+    auto = executor == "auto" and cluster is None
+    small = auto and why_small(execution.order, needed, execution.listings)
     if small:
         _phase(log, f"running in this process, without Ray: {small} (--executor ray for Ray)")
     if small or executor == "inline":

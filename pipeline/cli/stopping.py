@@ -1,5 +1,7 @@
 """Stops a run on a signal or a request, and says what it waits for, however long that takes.
 
+Ctrl-C or a plain `kill` stops a run cleanly, a second one ends it at once.
+
 A request is a small object next to the run's event log: it reaches a driver that users cannot
 signal. The driver checks for it every `LOOK_SECONDS` and stops as for Ctrl-C: shards in flight are
 finished, and training saves a checkpoint.
@@ -31,6 +33,10 @@ from pipeline.store import storage
 
 LOOK_SECONDS = 10.0  # each check is one request to an object store
 REPORT_SECONDS = 30.0
+END_SECONDS = 2.0
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_SHOW_CURSOR = b"\x1b[?25h"
+INTERRUPTED = "interrupted; finished steps are kept, run it again to resume"
 _SIGNALLED = (
     "stopping: what is in flight is finished first, and training saves a checkpoint; "
     "Ctrl-C again ends it at once"
@@ -101,42 +107,53 @@ class Stopping:
         return f"waiting for {what}; Ctrl-C again ends it at once"
 
 
-END_SECONDS = 2.0
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
-_SHOW_CURSOR = b"\x1b[?25h"
-INTERRUPTED = "interrupted; finished steps are kept, run it again to resume"
+class Interrupts:
+    """Context in which a first Ctrl-C or `kill` stops a run, and a second one ends it.
 
+    `alone`, the process has no other work: both signals are the run's all the time, and one that
+    does not stop the run ends the process within `END_SECONDS`, with all that it started. Else
+    anything is installed only while `stopping` lasts: every other signal raises
+    `KeyboardInterrupt` or does what the program itself made of it.
 
-class FirstSignal:
-    """Context in which the first Ctrl-C or `kill` stops a run, in a process with other work.
-
-    Only while `stopping` lasts is anything installed: every other signal, a second one included,
-    raises `KeyboardInterrupt` or does what the program itself made of it.
+    A signal handler runs between any two bytecode instructions of the main thread, which may hold
+    any lock. So it only sets flags and raises; threads print, and end the process.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, alone: bool = True) -> None:
         self.status = 130
-        self._count = 0
+        self._alone, self._ending, self._count = alone, False, 0
         self._stop: Callable[[], None] | None = None
         self._previous: dict[int, Any] = {}
+        # SimpleQueue.put is reentrant, so a signal handler may call it.
+        self._requests: queue.SimpleQueue[str] = queue.SimpleQueue()
 
-    def __enter__(self) -> FirstSignal:
+    def __enter__(self) -> Interrupts:
         # Now, since Ray installs its own at start and does not take them back.
         self._previous = {number: signal.getsignal(number) for number in _SIGNALS}
+        if self._alone:
+            threading.Thread(target=self._serve, name="interrupts", daemon=True).start()
+            self._install()
+            if threading.current_thread() is threading.main_thread():
+                # A closed ssh session must not end the run; Ray's processes inherit SIG_IGN.
+                self._previous[signal.SIGHUP] = signal.signal(signal.SIGHUP, signal.SIG_IGN)
         return self
 
     def __exit__(self, *_: object) -> None:
-        if threading.current_thread() is threading.main_thread():
-            for number, handler in self._previous.items():
-                signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        self._restore()
+        if self._alone:
+            if not self._ending:
+                self._requests.put("over")
+            _ignore_at_exit()
 
     def _install(self) -> None:
         if threading.current_thread() is threading.main_thread():
             for number in _SIGNALS:
                 signal.signal(number, self._handle)
 
-    def _uninstall(self) -> None:
-        FirstSignal.__exit__(self)
+    def _restore(self) -> None:
+        if threading.current_thread() is threading.main_thread():
+            for number, handler in self._previous.items():
+                signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
     @contextlib.contextmanager
     def stopping(self, stop: Callable[[], None]) -> Iterator[None]:
@@ -147,7 +164,8 @@ class FirstSignal:
             yield
         finally:
             self._stop = None
-            self._uninstall()
+            if not self._alone:
+                self._restore()
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
@@ -165,55 +183,7 @@ class FirstSignal:
     def terminated(self) -> KeyboardInterrupt:
         """The exception to raise after a library handled SIGTERM itself."""
         self.status = 128 + signal.SIGTERM
-        return KeyboardInterrupt()
-
-    def _handle(self, number: int, frame: Any) -> None:
-        del frame
-        self._count += 1
-        self.status = 128 + number if self._count == 1 else self.status
-        if self._count == 1 and self._stop is not None:
-            self._stop()
-        else:
-            self._interrupt()
-
-    def _interrupt(self) -> None:
-        raise KeyboardInterrupt
-
-
-class Interrupts(FirstSignal):
-    """Context in which both signals are the run's, in a process that has no other work.
-
-    A signal that does not stop the run ends the process within `END_SECONDS`, with all that it
-    started.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._ending = False
-        # SimpleQueue.put is reentrant, so a signal handler may call it.
-        self._requests: queue.SimpleQueue[str] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._serve, name="interrupts", daemon=True)
-
-    def __enter__(self) -> Interrupts:
-        super().__enter__()
-        self._thread.start()
-        self._install()
-        if threading.current_thread() is threading.main_thread():
-            # A closed ssh session must not end the run; Ray's processes inherit SIG_IGN.
-            self._previous[signal.SIGHUP] = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        super().__exit__()
-        if not self._ending:
-            self._requests.put("over")
-        _ignore_at_exit()
-
-    def _uninstall(self) -> None: ...
-
-    def terminated(self) -> KeyboardInterrupt:
-        self._begin_to_end()
-        return super().terminated()
+        return self._begin_to_end()
 
     def leave(self) -> None:
         """Exit now if a signal interrupted work halfway, without tearing that work down.
@@ -224,17 +194,24 @@ class Interrupts(FirstSignal):
             sys.stdout.flush()
             _end(self.status)
 
-    def _interrupt(self) -> None:
+    def _handle(self, number: int, frame: Any) -> None:
+        del frame
+        self._count += 1
+        self.status = 128 + number if self._count == 1 else self.status
+        if self._count == 1 and self._stop is not None:
+            self._stop()
+            return
         if self._ending:
             _end(self.status, INTERRUPTED)
-        self._begin_to_end()
-        raise KeyboardInterrupt
+        raise self._begin_to_end()
 
-    def _begin_to_end(self) -> None:
-        self._ending = True
-        self._requests.put("end")
-        # Errors from objects that are torn down halfway are noise.
-        sys.unraisablehook = lambda _: None
+    def _begin_to_end(self) -> KeyboardInterrupt:
+        if self._alone:
+            self._ending = True
+            self._requests.put("end")
+            # Errors from objects that are torn down halfway are noise.
+            sys.unraisablehook = lambda _: None
+        return KeyboardInterrupt()
 
     def _serve(self) -> None:
         if self._requests.get() == "over":

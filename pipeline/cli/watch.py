@@ -137,22 +137,22 @@ def logs(context: Context) -> int:
     """Print the logs of a step's last attempt; with --follow until no attempt runs."""
     node = context.step()
     path = context.store.path(node)
-    while not (found := _newest(path)[1]) and context.options.follow and _runs(path):
+
+    def running() -> bool:
+        holder = lease.holder(path)
+        return holder is not None and holder.responsive
+
+    while not (found := _newest(path)[1]) and context.options.follow and running():
         time.sleep(_LOG_SECONDS)
     if not found:
         raise InputError(f"{node.label}: found no log of an attempt under {path}")
     if context.options.follow:
-        follow(path, lambda: _runs(path))
+        follow(path, running)
         return 0
     for url in found:
         say(f"==> {url}")
         say(Tail(url).more().decode(errors="replace"))
     return 0
-
-
-def _runs(path: str) -> bool:
-    holder = lease.holder(path)
-    return holder is not None and holder.responsive
 
 
 def follow(path: str, running: Callable[[], bool], seconds: float = _LOG_SECONDS) -> None:

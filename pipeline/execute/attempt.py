@@ -13,7 +13,6 @@ every error as an `Outcome`, so that no exception has to be pickled.
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import logging
 import time
@@ -65,15 +64,24 @@ def execute(request: Request, emit: Emit, workers: Workers, *, redirect: bool = 
     def tell(event: Event) -> None:
         emit(msgspec.structs.replace(event, step=request.label, key=request.key))
 
+    told: set[str] = set()
+
+    def waiting(holder: dict[str, Any]) -> None:
+        owner = lease.owner_text(holder)
+        if workers.stopping:
+            raise Cancelled(f"was waiting for {owner}")
+        if owner not in told:
+            told.add(owner)
+            tell(events.Waiting(owner))
+
     held: lease.Lease | None = None
     try:
-        root, waiting = request.root, _wait(tell, workers)
-        read = request.inputs.values()
-        reads = {manifest.make_ref(root, each.path): each.attempt for each in read}
+        root = request.root
+        reads = {manifest.make_ref(root, x.path): x.attempt for x in request.inputs.values()}
         held = lease.acquire(root, published=request.published, waiting=waiting, reads=reads)
         if held is None:
             return Outcome(Ending.REUSED)
-        lease.wait_for_collector(request.root.rpartition("/")[0], waiting)
+        lease.wait_for_collector(root.rpartition("/")[0], waiting)
         return _attempt(request, held, tell, workers, redirect)
     except Cancelled as error:
         return Outcome(Ending.STOPPED, cause=one_line(error))
@@ -83,17 +91,6 @@ def execute(request: Request, emit: Emit, workers: Workers, *, redirect: bool = 
     finally:
         if held is not None:
             held.release()
-
-
-def _wait(tell: Emit, workers: Workers) -> Any:
-    report = functools.cache(lambda words: tell(events.Waiting(words)))
-
-    def waiting(holder: dict[str, Any]) -> None:
-        if workers.stopping:
-            raise Cancelled(f"was waiting for {lease.owner_text(holder)}")
-        report(lease.owner_text(holder))
-
-    return waiting
 
 
 def _attempt(
@@ -121,8 +118,10 @@ def _attempt(
                 logger.info("%s", cause)
             else:
                 logger.error("%s", traceback.format_exc())
-            if _overtaken(request):
-                return Outcome(Ending.REUSED, seconds, log=log)
+            # Another attempt may have published and deleted this one's files, hence the error.
+            with contextlib.suppress(PonenteError, OSError):
+                if request.published():
+                    return Outcome(Ending.REUSED, seconds, log=log)
             ending = _ending(error, stopping=workers.stopping)
             if ending is Ending.STOPPED:
                 cause = cause.replace("preempted", "saved", 1)
@@ -146,13 +145,6 @@ def _ending(error: Exception, *, stopping: bool) -> Ending:
         case OSError() | WorkerLost():
             return Ending.LOST
     return Ending.FAILED
-
-
-def _overtaken(request: Request) -> bool:
-    """Whether another attempt published; it may have deleted this one's files, hence the error."""
-    with contextlib.suppress(PonenteError, OSError):
-        return request.published()
-    return False
 
 
 def _keep_failure(run: StepContext, cause: str) -> None:
@@ -180,7 +172,7 @@ def _open_inputs(request: Request) -> dict[str, tuple[str, Manifest]]:
 
 
 def _open_followed(request: Request) -> dict[str, tuple[str, Manifest]]:
-    """The live inputs; they must be published by the time the body ends."""
+    """The live inputs, which must be published by the time the body ends."""
     opened = {}
     for name, read in request.inputs.items():
         if read.live is None:
@@ -258,38 +250,36 @@ def _record(
 
 
 def _declared(run: StepContext) -> tuple[Shard, ...]:
-    """The shards to publish, each in the ledger and with its files.
-
-    Raises `StoreUnavailable` for one that is not; the next attempt writes it again.
-    """
+    """The shards to publish; `StoreUnavailable` for one without its record or files."""
     shards = tuple(run.declared.values())
     recorded = run.ledger.shard_names()
     for shard in shards:
         # A listing may be out of date: read the record of a shard that it lacks.
         if shard.name not in recorded and run.ledger.find(shard.name) is None:
-            raise StoreUnavailable(
-                f"{run.root}: shard {shard.name!r} was deleted before it was published; the next "
-                "attempt writes it again"
-            )
+            gone = f"{run.root}: shard {shard.name!r} was deleted before it was published"
+            raise StoreUnavailable(f"{gone}; the next attempt writes it again")
     for shard, problem in wrong_sizes(run.root, shards):
         run.drop(shard.name)
-        raise StoreUnavailable(
-            f"{problem}; the next attempt writes shard {shard.name!r} of {run.label} again"
-        )
+        raise StoreUnavailable(f"{problem}; the next attempt writes shard {shard.name!r} again")
     return shards
 
 
 def _publish(request: Request, held: lease.Lease, record: Manifest) -> bool:
-    url = storage.join(request.root, manifest.NAME)
+    """Publish and tidy up; returns whether this attempt's output is the published one."""
+    url, won = storage.join(request.root, manifest.NAME), True
     if request.replaces:
         _replace(request, held, url, record.to_bytes())
     elif not storage.create(url, record.to_bytes()):
         load_verified(request.root, request.key)
         logger.warning("another attempt published first; this one's output is discarded")
-        _tidy(request, held, record, lost=True)
-        return False
-    _tidy(request, held, record, lost=False)
-    return True
+        won = False
+    try:
+        if won:
+            outputs.remember(request.root, record.action, request.key)
+        left_overs.tidy(request.root, held, record.attempt, lost=not won)
+    except (PonenteError, OSError) as error:
+        logger.warning("could not index the output or delete left-over files: %s", error)
+    return won
 
 
 def _replace(request: Request, held: lease.Lease, url: str, data: bytes) -> None:
@@ -307,12 +297,3 @@ def _replace(request: Request, held: lease.Lease, url: str, data: bytes) -> None
         replaced = storage.create(url, data)
     if not replaced:
         raise WorkerLost(f"{request.root}: another process took over; this output is discarded")
-
-
-def _tidy(request: Request, held: lease.Lease, record: Manifest, *, lost: bool) -> None:
-    try:
-        if not lost:
-            outputs.remember(request.root, record.action, request.key)
-        left_overs.tidy(request.root, held, record.attempt, lost=lost)
-    except (PonenteError, OSError) as error:
-        logger.warning("could not index the output or delete left-over files: %s", error)

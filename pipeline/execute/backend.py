@@ -1,4 +1,4 @@
-"""Backends execute requests: the protocol, and the one of this process, for tests, small graphs."""
+"""Backends execute requests: the protocol, the one of this process, and which runs are small."""
 
 from __future__ import annotations
 
@@ -129,11 +129,15 @@ _SOURCE_BYTES = 64 * 2**20  # one core tokenises them in about ten seconds
 def why_small(order: Iterable[Node], needed: Iterable[Node], listings: Listings) -> str:
     """Why the needed steps can run in this process, for display; empty if they need Ray.
 
+    A small run ends in less time than Ray needs to start.
     The work of a fan-out grows with the sources of the graph, so those must be known and small; a
     graph of steps that read none is small.
     """
-    if not all(_alone(node) for node in needed):
-        return ""
+    for node in needed:
+        wants = node.step.resources
+        elsewhere = any(place.kind != "local" for place in _places(node))
+        if node.live or wants.custom or wants.memory or elsewhere:
+            return ""
     order, sources = list(order), {}
     for node in order:
         found = listings.of(node)
@@ -146,13 +150,6 @@ def why_small(order: Iterable[Node], needed: Iterable[Node], listings: Listings)
         return ""
     most = f"sources of at most {max(1, round(sum(sizes) / 1e6))} MB" if sizes else "no sources"
     return f"{most}, local hardware"
-
-
-def _alone(node: Node) -> bool:
-    """Whether a step can run in this process while no other step runs."""
-    wants = node.step.resources
-    elsewhere = any(place.kind != "local" for place in _places(node))
-    return not (node.live or wants.custom or wants.memory or elsewhere)
 
 
 def _places(node: Node) -> list[Hardware]:

@@ -49,11 +49,7 @@ class Errands:
     """Operations in progress."""
 
     def __init__(
-        self,
-        local: bool,
-        stopping: Callable[[], bool],
-        report: Emit,
-        clock: Callable[[], float],
+        self, local: bool, stopping: Callable[[], bool], report: Emit, clock: Callable[[], float]
     ) -> None:
         self._local, self._stopping, self._report, self._clock = local, stopping, report, clock
         self._pool: concurrent.futures.ThreadPoolExecutor | None = None

@@ -14,7 +14,7 @@ from collections.abc import Callable
 import msgspec
 
 from pipeline import events
-from pipeline.errors import PonenteError
+from pipeline.errors import PonenteError, one_line
 from pipeline.events import Event
 from pipeline.execute.run_record import RunRecord
 from pipeline.store import run_summary, storage
@@ -30,11 +30,8 @@ logger = logging.getLogger("ponente")
 class EventLog:
     """Appends events to the log `<prefix>/events/<run id>.jsonl` and passes them to listeners.
 
-    From `protect` on it also writes the run's summary every minute, from a thread, which says that
-    the driver lives.
-
-    Attributes:
-        record: what the events said so far; it is up to date when a listener is called.
+    `record` is what they said, the latest included. From `protect` on a thread writes the run's
+    summary every minute, which says that the driver lives.
     """
 
     def __init__(self, prefix: str, run_id: str, listeners: list[Listener]) -> None:
@@ -68,10 +65,9 @@ class EventLog:
                     listener(event)
                 except Exception as error:  # noqa: BLE001 - a display must not fail a run
                     self._listeners.remove(listener)
-                    name, cause = type(listener).__name__, str(error)
-                    kind = type(error).__name__
-                    logger.warning("%s stopped showing this run: %s: %s", name, kind, cause)
-                    self.emit(events.ListenerLost(name, cause))
+                    name = type(listener).__name__
+                    logger.warning("%s stopped showing this run: %s", name, one_line(error))
+                    self.emit(events.ListenerLost(name, str(error)))
 
     def _keep(self, event: Event) -> None:
         line, key, now = events.encode(event) + b"\n", event.key, time.monotonic()

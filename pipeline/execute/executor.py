@@ -23,16 +23,8 @@ import msgspec
 from pipeline import events
 from pipeline.errors import Cancelled, StepFailed, one_line
 from pipeline.events import Event
-from pipeline.execute.backend import Backend, why_small
-from pipeline.execute.driver_store import (
-    claim,
-    corrupt_outputs,
-    made_from,
-    make_request,
-    read_ended,
-    reuse,
-    reuse_same,
-)
+from pipeline.execute.backend import Backend
+from pipeline.execute.driver_store import DriverStore
 from pipeline.execute.errands import Errands
 from pipeline.execute.event_log import EventLog
 from pipeline.execute.node_state import NodeState, Phase, States
@@ -82,33 +74,32 @@ class Execution:
     ) -> None:
         self.targets = resolve(targets, choice)
         self.order = topological(self.targets)
-        self._store = store
         self._log = log
         self._retry_command = retry_command
         self._choice = choice
         self._wait, self._clock, self._sleep = wait, clock, sleep
         self._states = States(self.order)
+        self._there = DriverStore(store, self._states, keep_shards=choice.keep_shards)
         for name in choice.force:
             for node in pick(self.order, name):
                 self._states[node.key].forced = True
         self._failures: list[str] = []
         self._corrupt: set[str] = set()  # keys of outputs that a step found damaged
         self._reasons: dict[str, str] = {}
-        self._provenance: dict[str, Any] = {}
         self._stop = threading.Event()
         local = storage.is_local(store.prefix)
         self._errands = Errands(local, self._stop.is_set, log.emit, clock)
-        self._listings = Listings()
         self.notes: list[str] = []
-        self.published: dict[str, Found] = {}
+        self.published = self._there.published
         self.executed: list[Node] = []
 
     def look(self) -> list[Node]:
         """Read the store; returns the nodes that must run, inputs first."""
         # What is there, patiently: a store that does not answer now may in a minute.
         insist = partial(self._errands.insist, sleep=self._sleep)
-        seen = insist(self._store.prefix, partial(read_state, self.order, self._store))
-        self._listings = seen.listings
+        store = self._there.store
+        seen = insist(store.prefix, partial(read_state, self.order, store))
+        self._there.listings = seen.listings
         self.notes = [note for node in self.order for note in source_notes(node, seen)]
         # What must run, and why; what it replaces is no output from now on.
         needed = decide(self.targets, self.order, seen, self._choice, self._retry_command)
@@ -121,13 +112,14 @@ class Execution:
         # The others are hits, and their outputs this run's.
         for node in self.order:
             if node.key in seen.found:
-                found = insist(node.label, partial(reuse, self._store, node, seen))
+                found = insist(node.label, partial(self._there.reuse, node, seen))
                 self.published[node.key] = seen.found[node.key] = found
                 self._tell(node, events.Hit(found.manifest.seconds, found.elsewhere))
         return needed
 
-    def why_small(self, needed: list[Node]) -> str:
-        return why_small(self.order, needed, self._listings)
+    @property
+    def listings(self) -> Listings:
+        return self._there.listings
 
     def stop(self) -> None:
         self._stop.set()
@@ -137,7 +129,7 @@ class Execution:
             for node in needed:  # now: a file may be edited while others run
                 self._states.code_of(node)
             shared = provenance.collect(node.step.function for node in needed)
-            self._provenance = {**shared.record, "diff": self._log.keep_diff(shared.diff)}
+            self._there.provenance = {**shared.record, "diff": self._log.keep_diff(shared.diff)}
             self._log.emit(events.Provenance(shared.record["git"]))
         for node in needed:
             self._enqueue(node, self._reasons[node.key])
@@ -219,15 +211,15 @@ class Execution:
     def _request(self, state: NodeState, backend: Backend) -> None:
         """Claim the build of a ready node and submit it, unless it was made from equal contents."""
         node, fresh = state.node, state.forced or state.replaces
-        held = None if fresh else contents(node, self.published, self._listings)
-        made = made_from(node, self._states, self.published, self._listings)
-        code = self._states.code_of(node)
+        there, code = self._there, self._states.code_of(node)
+        held = None if fresh else contents(node, self.published, there.listings)
+        made = there.made_from(node)
 
         def ask() -> Found | tuple[Build, list[str]]:
-            same = same_output(node, self._store, held or {})
+            same = same_output(node, there.store, held or {})
             if same is not None:
-                return reuse_same(self._store, node, self.published, self._listings, same)
-            return claim(self._store, state, made, code)
+                return there.reuse_same(node, same, self.published)
+            return there.claim(state, made, code)
 
         def claimed(found: Found | tuple[Build, list[str]]) -> None:
             if isinstance(found, Found):
@@ -247,8 +239,7 @@ class Execution:
     ) -> None:
         for message in warnings:
             self._tell(state.node, events.Warned(message))
-        there = (self._states, self.published, self._store, self._listings, self._provenance)
-        request = make_request(state, build, *there, keep_shards=self._choice.keep_shards)
+        request = self._there.make_request(state, build)
         self._states.move(state, Phase.RUNNING)
         self._tell(state.node, events.Submitted())
         backend.submit(request)
@@ -259,7 +250,7 @@ class Execution:
         self._states.move(state, Phase.SETTLING)
         if not outcome.successful:
             self._end_followers(state, backend)
-        read = partial(read_ended, self._store, node, outcome, state.build, attempt)
+        read = partial(self._there.read_ended, node, outcome, state.build, attempt)
         done = partial(self._settled, state, outcome)
         failed = partial(self._end_without_output, state, outcome, backend)
         self._errands.begin(f"{node.label}, which has ended", read, done, failed)
@@ -313,7 +304,7 @@ class Execution:
     def _retry(self, state: NodeState, outcome: Outcome, recorded: frozenset[str]) -> None:
         # Not its own unfinished build: --force would drop what that has finished.
         others = [node for node in self.order if node.key != state.node.key]
-        self._corrupt |= corrupt_outputs(outcome, others, self.published, self._store)
+        self._corrupt |= self._there.corrupt_outputs(outcome, others)
         final = state.lost(outcome, recorded)
         if outcome.ending is Ending.STOPPED:
             self._tell(state.node, events.Stopped(outcome.cause))

@@ -23,8 +23,7 @@ from pipeline.store.manifest import PROCESS_LOGS
 
 NAME = "log.txt"  # log of the process that executes the step
 _ENGINE = "ponente"
-_SHOWN = "%(levelname)s %(name)s: %(message)s"
-_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+_FORMAT = "%(levelname)s %(name)s: %(message)s"
 
 
 @contextlib.contextmanager
@@ -43,12 +42,16 @@ def capture(
         path = stack.enter_context(Appender(url)).path
         log = stack.enter_context(Log(path))
         handler = logging.StreamHandler(log)
-        handler.setFormatter(logging.Formatter(_FORMAT))
+        handler.setFormatter(logging.Formatter(f"%(asctime)s {_FORMAT}"))
         stack.enter_context(_attached(handler, {_ENGINE, *packages}))
         screen = None
         if show is not None:
             screen = stack.enter_context(Screen(show, None if redirect else log.unseen))
-            stack.enter_context(_attached(_of_users(screen, packages), set()))
+            # Of the user's own packages, not of the engine and its neighbours.
+            users, shown = set(packages) - NEIGHBOURS, logging.StreamHandler(screen)
+            shown.setFormatter(logging.Formatter(_FORMAT))
+            shown.addFilter(lambda record: record.name.partition(".")[0] in users)
+            stack.enter_context(_attached(shown, set()))
         if redirect or screen is not None:
             stack.enter_context(_redirected(path, (1, 2) if redirect else _free()))
         stack.enter_context(_printed(log, screen, redirect))
@@ -63,15 +66,6 @@ def processes(attempt: str) -> list[str]:
         directory = storage.join(attempt, PROCESS_LOGS)
         found += [storage.join(directory, name) for name in storage.list_names(directory)]
     return found
-
-
-def _of_users(screen: Screen, packages: Iterable[str]) -> logging.Handler:
-    """A handler that shows the records of packages other than the engine and its neighbours."""
-    users = set(packages) - NEIGHBOURS
-    handler = logging.StreamHandler(screen)
-    handler.setFormatter(logging.Formatter(_SHOWN))
-    handler.addFilter(lambda record: record.name.partition(".")[0] in users)
-    return handler
 
 
 @contextlib.contextmanager
@@ -110,13 +104,13 @@ def _attached(handler: logging.Handler, packages: set[str]) -> Iterator[None]:
         logging.getLogger().removeHandler(handler)
 
 
-def _free() -> list[int]:
+def _free() -> set[int]:
     """Descriptors that Python's stdout and stderr do not write to; a run's have others."""
-    taken = set()
+    free = {1, 2}
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(AttributeError, OSError, ValueError):
-            taken.add(stream.fileno())
-    return [descriptor for descriptor in (1, 2) if descriptor not in taken]
+            free.discard(stream.fileno())
+    return free
 
 
 _redirecting = threading.Lock()  # by one attempt at a time: descriptors are the process's

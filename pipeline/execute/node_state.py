@@ -67,7 +67,7 @@ class NodeState:
     _pauses: Iterator[float] = field(default_factory=lambda: iter(()))
 
     def delay(self, now: float) -> None:
-        """Start it again only after a back-off, which grows until `progressed` is called."""
+        """Start it again only after a back-off, which grows until it makes progress."""
         pause = next(self._pauses, None)
         if pause is None:
             self._pauses = retry.pauses(FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS)
@@ -79,9 +79,6 @@ class NodeState:
         if self.waits_since is None:
             self.waits_since = now - outcome.seconds
         return now - self.waits_since
-
-    def progressed(self) -> None:
-        self.tries, self.waits_since, self._pauses = 0, None, iter(())
 
     @property
     def unsettled(self) -> bool:
@@ -97,7 +94,7 @@ class NodeState:
         if not outcome.transient:
             return outcome.cause
         if not recorded <= self.recorded:
-            self.progressed()
+            self.tries, self.waits_since, self._pauses = 0, None, iter(())
         self.recorded = recorded
         self.tries += outcome.ending is not Ending.PREEMPTED
         if self.tries >= self.node.step.resources.tries:
@@ -183,11 +180,8 @@ class States(dict[str, NodeState]):
 
     def without(self, state: NodeState) -> list[NodeState]:
         """Running followers of a step that ended without an output; marks them as ending."""
-        ending = [
-            follower
-            for follower in self._followers(state)
-            if follower.phase is Phase.RUNNING and not follower.ending
-        ]
+        running = (f for f in self._followers(state) if f.phase is Phase.RUNNING)
+        ending = [follower for follower in running if not follower.ending]
         for follower in ending:
             follower.ending = True
         return ending

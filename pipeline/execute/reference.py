@@ -3,6 +3,9 @@
 Nothing is copied in one store. The referring manifest, an alias, has the node's own key,
 configuration and inputs; its `alias` names the output that owns the files, at the end of any chain
 of references. An output of another store is copied first, unless the store is to be linked to it.
+
+Adoption is for a user who knows that an output is right although its key differs, as after a
+version that was raised without need; the differences that were ignored are recorded.
 """
 
 from __future__ import annotations
@@ -66,21 +69,17 @@ def refer(
     )
     url = storage.join(path, manifest.NAME)
     if storage.create(url, record.to_bytes()) and not is_elsewhere(store.prefix, to.path):
-        _withdraw_if_collected(url, to)
+        # It may have been chosen for deletion before the alias could be seen.
+        lease.wait_for_collector(to.path.rpartition("/")[0])
+        if manifest.load(to.path) is None:
+            storage.delete_tree(url)
+            raise StoreUnavailable(f"{to.path}: was deleted while it was being reused; run again")
     published = manifest.load_verified(path, node.key)
     if published is None:
         raise StorageError(f"{path}: its manifest was deleted while it was being published")
     if set(inputs) | set(listings) == set(node.inputs) | set(external_values(node)):
         remember(path, record.action, node.key)
     return Found(path, published)
-
-
-def _withdraw_if_collected(url: str, to: Found) -> None:
-    """Delete a new alias whose target was chosen for deletion before the alias could be seen."""
-    lease.wait_for_collector(to.path.rpartition("/")[0])
-    if manifest.load(to.path) is None:
-        storage.delete_tree(url)
-        raise StoreUnavailable(f"{to.path}: was deleted while it was being reused; run again")
 
 
 def refer_to(
@@ -139,21 +138,17 @@ def adopt(store: Store, node: Node, seen: GraphState, source: Candidate) -> Foun
     found = Found(source.path, source.manifest)
     if not store.link and source.manifest.key == node.key:
         found = Found(*bring_home(store.prefix, found.path, found.manifest))
-    if found.path == store.path(node):
-        return _make_own(node, found)
+    if found.path == store.path(node):  # of another step of this name, whose key is this one's
+        url = storage.join(found.path, manifest.NAME)
+        _, version = storage.read_versioned(url)
+        defined = {"defined": source_code.definition(node.step.function)}
+        mine = msgspec.structs.replace(
+            found.manifest, provenance={**found.manifest.provenance, **defined}
+        )
+        if not storage.replace_if(url, mine.to_bytes(), version):
+            raise InputError(f"{found.path}: replaced by another process meanwhile; try again")
+        return Found(found.path, mine)
     return refer(store, node, inputs, seen.listings.of(node), found, ADOPTED, source.differences)
-
-
-def _make_own(node: Node, found: Found) -> Found:
-    """The output of another step of this name as the output of this step, which is its key's."""
-    url = storage.join(found.path, manifest.NAME)
-    _, version = storage.read_versioned(url)
-    defined = {"defined": source_code.definition(node.step.function)}
-    theirs = found.manifest
-    mine = msgspec.structs.replace(theirs, provenance={**theirs.provenance, **defined})
-    if not storage.replace_if(url, mine.to_bytes(), version):
-        raise InputError(f"{found.path}: replaced by another process meanwhile; try again")
-    return Found(found.path, mine)
 
 
 def undo(store: Store, node: Node) -> tuple[list[str], list[str]]:

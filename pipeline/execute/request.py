@@ -18,30 +18,18 @@ from pipeline.store.ledger import Ledger
 
 @dataclass(frozen=True)
 class Input:
-    """An output that a step reads: its directory and key, and its name in this graph.
-
-    `attempt` published it; empty where that is not known, as for an alias. `live` is the build of
-    an input that may be published only by the time the body ends.
-    """
+    """An output that a step reads."""
 
     path: str
     key: str
-    label: str
-    attempt: str = ""
-    live: Source | None = None
+    label: str  # in this graph
+    attempt: str = ""  # that published it; empty where that is not known, as for an alias
+    live: Source | None = None  # the build of one that may be published until the body ends
 
 
 @dataclass(frozen=True)
 class Request:
-    """Everything a process needs to execute a step.
-
-    Attributes:
-        provenance: what the driver knows, with the step's code as the driver imported it.
-        replaces: attempt of the published output that this one is to replace; empty if none.
-        packages: loggers whose INFO records go to the log: those of the step's own code.
-        link: whether its output may refer to those of other stores.
-        environment: the driver's values of the variables that the step declares; some are secrets.
-    """
+    """Everything a process needs to execute a step."""
 
     step: StepSpec[..., Any]
     label: str
@@ -51,12 +39,13 @@ class Request:
     arguments: Mapping[str, Any]
     identity: Identity
     build: str
-    provenance: Mapping[str, Any]
-    replaces: str = ""
-    packages: tuple[str, ...] = ()
+    provenance: Mapping[str, Any]  # with the step's code as the driver imported it
+    replaces: str = ""  # attempt of the published output that this one is to replace
+    packages: tuple[str, ...] = ()  # of the step's own code, whose INFO records are logged
     listings: Mapping[str, Listing] = field(default_factory=dict)
-    link: bool = False
+    link: bool = False  # its output may refer to those of other stores
     keep_shards: bool = False
+    # The driver's values of the variables that the step declares; some are secrets.
     environment: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     @property

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import PurePath
-from typing import Any, assert_never
+from typing import Any
 
 import msgspec
 
 from pipeline import events
 from pipeline.events import Event
 
+# State of a step -> its text, most urgent first.
 STATES = {
     "failed": "failed",
     "running": "running",
@@ -28,41 +29,25 @@ STATES = {
     "reused": "reused",
     "unneeded": "not needed",
 }
-"""State of a step -> its text, most urgent first."""
-
-DONE = ("executed", "elsewhere", "reused")
-"""States in which the run had the step's output."""
-
+DONE = ("executed", "elsewhere", "reused")  # states in which the run had the step's output
 KILLED = "killed (no exit record)"
 
 
 @dataclass
 class Attempt:
-    """One execution of a step, on the driver's clock; `ended` is None until its end is reported.
-
-    `status` is "running", "published", "reused", "retried", "failed" or "stopped".
-    """
+    """One execution of a step, on the driver's clock."""
 
     name: str
     log: str
     started: float
-    ended: float | None = None
-    status: str = "running"
+    ended: float | None = None  # until its end is reported
+    status: str = "running"  # or published, reused, retried, failed, stopped
     cause: str = ""
 
 
 @dataclass
 class StepRecord:
-    """One step of a run; the first six fields are from the run's graph.
-
-    Attributes:
-        seconds: how long the output took to build, in this run or (reused) when it was built.
-        origin: the other store or adopted directory that a reused output came from.
-        reason: why it runs, or what it waits for; may be empty.
-        queued, ended: Unix seconds; None if that did not happen.
-        progress: the last reported progress, such as "40 of 100 steps, loss 4.1".
-        shards, shard_bytes: finished during this run, as far as its log says.
-    """
+    """One step of a run; the first six fields are from the run's graph."""
 
     label: str = "?"
     key: str = ""
@@ -71,17 +56,17 @@ class StepRecord:
     inputs: dict[str, str] = field(default_factory=dict)
     config: dict[str, Any] = field(default_factory=dict)
     state: str = "unneeded"
-    seconds: float | None = None
-    origin: str = ""
-    reason: str = ""
+    seconds: float | None = None  # to build the output, in this run or (reused) in an earlier one
+    origin: str = ""  # the other store or adopted directory that a reused output came from
+    reason: str = ""  # why it runs, or what it waits for
     cause: str = ""
     log: str = ""
-    queued: float | None = None
+    queued: float | None = None  # Unix seconds, as `ended`; None if that did not happen
     ended: float | None = None
     attempts: list[Attempt] = field(default_factory=list)
     result: dict[str, Any] = field(default_factory=dict)
-    progress: str = ""
-    shards: int = 0
+    progress: str = ""  # the last reported one, such as "40 of 100 steps, loss 4.1"
+    shards: int = 0  # finished during this run, as far as its log says
     shard_bytes: int = 0
     warnings: list[str] = field(default_factory=list)
 
@@ -127,16 +112,6 @@ class StepRecord:
                 self._end("stopped", now, cause)
             case events.Skipped(cause=cause):
                 self.state, self.cause = "unreached", cause
-            case events.Submitted() | events.Phase() | events.Output():
-                pass
-            case events.ShardRetried() | events.Retrying() | events.Provenance():
-                pass
-            case events.RunStarted() | events.Stopping() | events.RunFinished():
-                pass
-            case events.ListenerLost():
-                pass
-            case _:
-                assert_never(event)
 
     def _finish(self, event: events.Finished) -> None:
         self.seconds, self.ended, self.cause = event.seconds, event.time, ""
@@ -166,40 +141,27 @@ class StepRecord:
 
 @dataclass
 class RunRecord:
-    """One run.
-
-    Attributes:
-        outcome: "ok", "failed", "interrupted", "plan" (not a run, see `plan --html`); empty when
-            the log has no end, because the driver was killed or still runs.
-        cause: why the run as a whole ended, when that was not a step's failure.
-        commit: the git commit of the code that declared the run.
-        started, ended, last: Unix seconds of the first event, the end, and the last event.
-        steps: by key, inputs first.
-        file: the experiment's file, on the machine of the driver.
-        driver: the driver's process; empty for a run without a summary.
-        alive: whether the driver lived when the record was read.
-        torn: number of lines of the log that could not be read.
-        page: whether its page was written; `pages`: URLs of those of its targets, by label.
-    """
+    """One run."""
 
     run: str
     store: str = ""
     command: list[str] = field(default_factory=list)
     settings: dict[str, Any] = field(default_factory=dict)
-    started: float = 0.0
+    started: float = 0.0  # Unix seconds of the first event, the end, and the last event
     ended: float | None = None
     last: float = 0.0
+    # ok, failed, interrupted, plan (no run, see `plan --html`); empty for a log without an end.
     outcome: str = ""
-    cause: str = ""
-    commit: str = ""
+    cause: str = ""  # why the run as a whole ended, when that was not a step's failure
+    commit: str = ""  # of git, of the code that declared the run
     experiment: str = ""
-    file: str = ""
-    driver: dict[str, Any] = field(default_factory=dict)
-    alive: bool = False
-    steps: dict[str, StepRecord] = field(default_factory=dict)
-    torn: int = 0
-    page: bool = True
-    pages: dict[str, str] = field(default_factory=dict)
+    file: str = ""  # of the experiment, on the machine of the driver
+    driver: dict[str, Any] = field(default_factory=dict)  # its process; empty without a summary
+    alive: bool = False  # whether the driver lived when the record was read
+    steps: dict[str, StepRecord] = field(default_factory=dict)  # by key, inputs first
+    torn: int = 0  # lines of the log that could not be read
+    page: bool = True  # whether its page was written
+    pages: dict[str, str] = field(default_factory=dict)  # URLs of its targets' pages, by label
 
     @property
     def name(self) -> str:

@@ -58,12 +58,8 @@ _LATE_SECONDS = 2.0  # a heartbeat may arrive this long after its process died
 logger = logging.getLogger("ponente")
 
 # Errors that the executor distinguishes: an error of a process is raised in the step as the same.
-_KINDS: dict[str, type[PonenteError]] = {
-    kind.__name__: kind
-    for kind in (
-        *(InputError, CorruptOutput, StoreUnavailable, Preempted, ResourcesUnavailable, WorkerLost),
-    )
-}
+_TOLD = InputError, CorruptOutput, StoreUnavailable, Preempted, ResourcesUnavailable, WorkerLost
+_KINDS: dict[str, type[PonenteError]] = {kind.__name__: kind for kind in _TOLD}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,18 +118,11 @@ class _GangProcess:
             with Heartbeat(reports.collector, heartbeat, on_stop=terminate_self):
                 return "done", function(job, process=process, emit=emit)
         except PonenteError as error:
-            return _kind(error), str(error)
-        except FileNotFoundError:  # the only OSError that is not transient
-            return "error", traceback.format_exc()
-        except OSError:
-            return "OSError", traceback.format_exc()
-        except Exception:  # noqa: BLE001 - returned as text and raised in the step
-            return "error", traceback.format_exc()
-
-
-def _kind(error: PonenteError) -> str:
-    names = (name for name, kind in _KINDS.items() if isinstance(error, kind))
-    return next(names, PonenteError.__name__)
+            kinds = (name for name, kind in _KINDS.items() if isinstance(error, kind))
+            return next(kinds, PonenteError.__name__), str(error)
+        except Exception as error:  # noqa: BLE001 - returned as text and raised in the step
+            passes = isinstance(error, OSError) and not isinstance(error, FileNotFoundError)
+            return "OSError" if passes else "error", traceback.format_exc()
 
 
 # Typed as Any: ray.remote adds `.remote` and `.options`, which its annotations lack.
@@ -166,41 +155,28 @@ def run_gang(
             heartbeat.on_stop = None
     waiting = Waiting(hardware, heartbeat, emit, wait)
     with placed(hardware, accelerators, waiting) as place:
-        gang = f"{heartbeat.name}/gang-{uuid.uuid4().hex[:12]}"
-        many, declared = range(hardware.processes), reports.environment
-        actors = [place.actor(_GangActor, index, declared) for index in many]
+        gang, count = f"{heartbeat.name}/gang-{uuid.uuid4().hex[:12]}", hardware.processes
+        heartbeats = [f"{gang}/{index}" for index in range(count)]
+        actors = [place(_GangActor, index, reports.environment) for index in range(count)]
         try:
-            return _run(actors, hardware, function, job, reports, gang)
+            started, address = time.time(), _address(actors[0], hardware) if count > 1 else None
+            sent = ray.put(job)
+            answers = [
+                actor.run.remote(
+                    function,
+                    sent,
+                    GangProcess(index, count, address, started),
+                    reports,
+                    heartbeats[index],
+                    _between_slices(hardware, index, address),
+                )
+                for index, actor in enumerate(actors)
+            ]
+            return _collect(answers, heartbeats, hardware, reports.collector, actors)
         finally:
             reports.collector.send("forget", gang)
             for actor in actors:
                 ray.kill(actor)
-
-
-def _run(
-    actors: list[Any],
-    hardware: Hardware,
-    function: Callable[..., Any],
-    job: Any,
-    reports: Reports,
-    gang: str,
-) -> Any:
-    many, started = hardware.processes > 1, time.time()
-    address = _address(actors[0], hardware) if many else None
-    job_reference = ray.put(job)
-    heartbeats = [f"{gang}/{index}" for index in range(hardware.processes)]
-    answers = [
-        actor.run.remote(
-            function,
-            job_reference,
-            GangProcess(index, hardware.processes, address, started),
-            reports,
-            heartbeats[index],
-            _between_slices(hardware, index, address),
-        )
-        for index, actor in enumerate(actors)
-    ]
-    return _collect(answers, heartbeats, hardware, reports.collector, actors)
 
 
 def _address(first: Any, hardware: Hardware) -> str:
@@ -208,9 +184,8 @@ def _address(first: Any, hardware: Hardware) -> str:
         return ray.get(first.coordinator.remote(), timeout=_BEGIN_SECONDS)
     except RayError as error:
         kind = Preempted if host_lost(error) else WorkerLost
-        raise kind(
-            f"{_name(0, hardware)} was lost before it began ({text_of(error, 200)})"
-        ) from error
+        what = f"{_name(0, hardware)} was lost before it began"
+        raise kind(f"{what} ({text_of(error, 200)})") from error
 
 
 def _between_slices(hardware: Hardware, index: int, address: str | None) -> dict[str, str]:
@@ -219,9 +194,7 @@ def _between_slices(hardware: Hardware, index: int, address: str | None) -> dict
         return {}
     from ray.util.tpu import get_tpu_coordinator_env_vars
 
-    assert address is not None
-    host = address.rpartition(":")[0]
-    number = index // hardware.hosts_per_slice
+    host, number = (address or "").rpartition(":")[0], index // hardware.hosts_per_slice
     return get_tpu_coordinator_env_vars(host, hardware.slices, number)
 
 

@@ -7,13 +7,13 @@ reported at growing intervals, and ends within a second of a cancellation or at 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import logging
 import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, wait
+from functools import partial
 from typing import Any
 
 import ray
@@ -65,46 +65,40 @@ class Waiting:
                 self._emit(events.WaitingForResources(cause, seconds))
 
 
-@dataclasses.dataclass(frozen=True)
-class Placement:
-    """Reserved hardware of a gang: Ray's placement group, and the resources of each process."""
+def _actor(
+    hardware: Hardware,
+    group: Any,
+    bundle: Mapping[str, float],
+    kind: Any,
+    index: int,
+    declared: Mapping[str, str],
+) -> Any:
+    """Start process `index`, an actor of `kind`, with the environment its devices need.
 
-    hardware: Hardware
-    group: Any
-    bundle: Mapping[str, float]
-
-    def actor(self, kind: Any, index: int, declared: Mapping[str, str]) -> Any:
-        """Start process `index`, an actor of `kind`, with the environment its devices need.
-
-        `declared`: more variables, given to the actor itself: Ray logs its own.
-        """
-        on_cpu = self.hardware.kind == "cpu"
-        environment = {"PONENTE_GANG": self.hardware.name}
-        if on_cpu:
-            count = self.hardware.devices_per_process
-            environment |= {
-                "JAX_PLATFORMS": "cpu",
-                # Appended to the user's flags: of a flag that occurs twice, the last one counts.
-                "XLA_FLAGS": f"{declared.get('XLA_FLAGS', os.environ.get('XLA_FLAGS', ''))} "
-                f"--xla_force_host_platform_device_count={count}",
-            }
-        resources = {k: v for k, v in self.bundle.items() if k not in ("CPU", "GPU")}
-        return kind.options(
-            num_cpus=self.bundle.get("CPU", 1),
-            num_gpus=self.bundle.get("GPU", 0),
-            resources=resources,
-            runtime_env={"env_vars": environment},
-            scheduling_strategy=PlacementGroupSchedulingStrategy(
-                self.group, placement_group_bundle_index=index
-            ),
-        ).remote({n: value for n, value in declared.items() if n not in environment})
+    `declared`: more variables, given to the actor itself: Ray logs its own.
+    """
+    environment = {"PONENTE_GANG": hardware.name}
+    if hardware.kind == "cpu":
+        # Appended to the user's flags: of a flag that occurs twice, the last one counts.
+        mine = declared.get("XLA_FLAGS", os.environ.get("XLA_FLAGS", ""))
+        count = f"--xla_force_host_platform_device_count={hardware.devices_per_process}"
+        environment |= {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": f"{mine} {count}"}
+    return kind.options(
+        num_cpus=bundle.get("CPU", 1),
+        num_gpus=bundle.get("GPU", 0),
+        resources={k: v for k, v in bundle.items() if k not in ("CPU", "GPU")},
+        runtime_env={"env_vars": environment},
+        scheduling_strategy=PlacementGroupSchedulingStrategy(
+            group, placement_group_bundle_index=index
+        ),
+    ).remote({n: value for n, value in declared.items() if n not in environment})
 
 
 @contextlib.contextmanager
 def placed(
     hardware: Hardware, accelerators: Mapping[str, float], waiting: Waiting
-) -> Iterator[Placement]:
-    """Hardware that is reserved while the block runs."""
+) -> Iterator[Callable[..., Any]]:
+    """Reserve hardware while the block runs; yields `_actor` on it."""
     with contextlib.ExitStack() as stack:
         group: Any
         if hardware.kind == "tpu":
@@ -112,7 +106,11 @@ def placed(
             stack.callback(reserved.shutdown)
             group, bundle = reserved.placement_group, {"TPU": hardware.devices_per_process}
         else:
-            bundle = {"CPU": 1, **accelerators, **_gpus(hardware)}
+            bundle = {"CPU": 1, **accelerators}
+            if hardware.kind == "gpu":
+                # With a little of Ray's resource for hosts that have this kind of GPU.
+                kind = f"accelerator_type:{GPUS[hardware.generation].ray_type}"
+                bundle |= {"GPU": hardware.devices_per_process, kind: 0.001}
             _refuse_if_too_small(hardware, bundle)
             apart = hardware.kind == "gpu" and hardware.processes > 1
             group = placement_group(
@@ -124,15 +122,7 @@ def placed(
             lambda: bool(ray.wait([ready], timeout=_POLL_SECONDS)[0]),
             f"not enough free resources for {hardware.processes} processes",
         )
-        yield Placement(hardware, group, bundle)
-
-
-def _gpus(hardware: Hardware) -> dict[str, float]:
-    """GPUs of one host, and a small amount of Ray's resource for hosts with this kind of GPU."""
-    if hardware.kind != "gpu":
-        return {}
-    kind = f"accelerator_type:{GPUS[hardware.generation].ray_type}"
-    return {"GPU": hardware.devices_per_process, kind: 0.001}
+        yield partial(_actor, hardware, group, bundle)
 
 
 def _refuse_if_too_small(hardware: Hardware, bundle: Mapping[str, float]) -> None:
