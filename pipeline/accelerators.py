@@ -25,27 +25,16 @@ _MOST_ON_ONE_HOST = 8
 
 @dataclass(frozen=True, kw_only=True)
 class Chip:
-    """One kind of chip.
+    """One kind of chip."""
 
-    Attributes:
-        name: as in `pod("v6e-16")` or `pod("8xh100")`.
-        device_kinds: JAX's names of it (`device_kind`); for a GPU, prefixes of such names.
-        peak: dense bfloat16 FLOP/s.
-        memory: bytes on the chip.
-        usable: bytes that a program may use, as reported by the TPU compiler; None if not measured.
-        bandwidth: bytes per second of that memory.
-        link: bytes per second, one way, of one link to another chip; for a GPU, of all its NVLinks.
-        links: number of links to other chips in the same slice or host.
-    """
-
-    name: str
-    device_kinds: tuple[str, ...]
-    peak: float
-    memory: float
-    bandwidth: float
-    link: float
-    links: int = 1
-    usable: float | None = None
+    name: str  # as in `pod("v6e-16")` or `pod("8xh100")`
+    device_kinds: tuple[str, ...]  # JAX's names of it (`device_kind`); for a GPU, prefixes of them
+    peak: float  # dense bfloat16 FLOP/s
+    memory: float  # bytes on the chip
+    bandwidth: float  # bytes per second of that memory
+    link: float  # bytes per second, one way, of one link to another chip, or of all NVLinks
+    links: int = 1  # to other chips in the same slice or host
+    usable: float | None = None  # bytes for a program, by the TPU compiler; None if not measured
 
     @property
     def ray_type(self) -> str:
@@ -55,19 +44,12 @@ class Chip:
 
 @dataclass(frozen=True, kw_only=True)
 class Tpu(Chip):
-    """A TPU generation.
+    """A TPU generation."""
 
-    Attributes:
-        google_name: in accelerator types such as v5litepod-16 and in Ray's labels.
-        cores: cores per chip; the number in a slice's name counts cores.
-        topologies: topology of a slice by its number of chips.
-        chip_config: libtpu's setting that makes one chip one device; otherwise v4 has one device
-            per core, two per chip.
-    """
-
-    google_name: str
-    cores: int
-    topologies: dict[int, str] = field(repr=False)
+    google_name: str  # in accelerator types such as v5litepod-16 and in Ray's labels
+    cores: int  # per chip; the number in a slice's name counts cores
+    topologies: dict[int, str] = field(repr=False)  # of a slice, by its number of chips
+    # libtpu's setting that makes one chip one device; otherwise v4 has one device per core.
     chip_config: str = "default"
 
     @property

@@ -54,17 +54,12 @@ print("DEVICES " + json.dumps({"platform": devices[0].platform, "kind": devices[
 
 @dataclass(frozen=True)
 class Finding:
-    """What one check found, in one line.
-
-    Attributes:
-        status: "ok", "warn" (a run works, with limitations) or "fail" (a run would fail).
-        advice: what to do; empty when there is nothing to do.
-    """
+    """What one check found, in one line."""
 
     name: str
-    status: Literal["ok", "warn", "fail"]
+    status: Literal["ok", "warn", "fail"]  # warn: a run works, with limitations
     found: str
-    advice: str = ""
+    advice: str = ""  # what to do
 
 
 def requirements() -> list[Requirement]:

@@ -99,18 +99,11 @@ exit $code
 
 @dataclass(frozen=True)
 class Chips:
-    """Commands for the machines with chips, which all have the job's name.
+    """Commands for the machines with chips, which all have the job's name."""
 
-    Attributes:
-        create: requests them.
-        exist: succeeds once there are some, which are billed, and not only a request.
-        listed: prints the names of requests and machines.
-        delete: deletes them.
-    """
-
-    create: str
-    exist: str
-    listed: str
+    create: str  # requests them
+    exist: str  # succeeds once there are some, which are billed, and not only a request
+    listed: str  # prints the names of requests and machines
     delete: str
 
 

@@ -41,19 +41,12 @@ _METADATA_TRIES = 3
 
 @dataclass(frozen=True)
 class Host:
-    """One host of a slice, of one of several slices, or of a group with GPUs.
+    """One host of a slice, of one of several slices, or of a group with GPUs."""
 
-    Attributes:
-        hardware: all slices or hosts, of which this is one.
-        worker: number of this host in its slice, from 0.
-        name: name of the hardware, the same on all its hosts.
-        slice_id: number of its slice, from 0.
-    """
-
-    hardware: Hardware
-    worker: int
-    name: str
-    slice_id: int = 0
+    hardware: Hardware  # all slices or hosts, of which this is one
+    worker: int  # number of this host in its slice, from 0
+    name: str  # of the hardware, the same on all its hosts
+    slice_id: int = 0  # number of its slice, from 0
 
     def __str__(self) -> str:
         return f"host {self.index} of {self.hardware.processes} of {self.hardware.name}"

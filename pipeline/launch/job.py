@@ -38,25 +38,16 @@ _IMAGE = re.compile(r"[a-z0-9][\w./:@-]*[\w]")
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """One launch.
+    """One launch."""
 
-    Attributes:
-        name: name of every resource that is made; lower case, digits and "-".
-        command: what the head runs once all hosts have joined: `ponente run FILE ...`.
-        prefix: the store, an object store's URL.
-        code: digest of the code that is sent.
-        zone: Google's zone, such as us-east5-b; empty for the tool's choice.
-        image: container image, for Kubernetes alone.
-    """
-
-    name: str
+    name: str  # of every resource that is made; lower case, digits and "-"
     hardware: Hardware
-    command: tuple[str, ...]
-    prefix: str
-    code: str
+    command: tuple[str, ...]  # what the head runs once all hosts have joined: `ponente run FILE`
+    prefix: str  # the store, an object store's URL
+    code: str  # digest of the code that is sent
     spot: bool = False
-    zone: str = ""
-    image: str = ""
+    zone: str = ""  # Google's, such as us-east5-b; empty for the tool's choice
+    image: str = ""  # of a container, for Kubernetes alone
 
     def __post_init__(self) -> None:
         if storage.is_local(self.prefix):
@@ -122,23 +113,15 @@ class Job:
 
 @dataclass(frozen=True)
 class Provisioning:
-    """Generated files, and the shell commands that make machines with them.
+    """Generated files, and the shell commands that make machines with them."""
 
-    Attributes:
-        files: text by name, in `FOLDER`.
-        commands: lines for bash, in order, run in the directory that contains `FOLDER`. Only the
-            last makes what costs money.
-        needs: programs that the commands call.
-        undo: commands that end all that costs money; they are printed and never run, because the
-            machines are deleted without them when the run ends.
-        after: other commands for later, printed and never run.
-    """
-
-    files: dict[str, str]
-    commands: tuple[str, ...]
-    needs: tuple[str, ...]
+    files: dict[str, str]  # text by name, in `FOLDER`
+    commands: tuple[str, ...]  # for bash, beside `FOLDER`; only the last makes what costs money
+    needs: tuple[str, ...]  # programs that the commands call
+    # Commands that end all that costs money. They are printed and never run, because the machines
+    # are deleted without them when the run ends.
     undo: tuple[str, ...]
-    after: tuple[str, ...] = ()
+    after: tuple[str, ...] = ()  # other commands for later, printed and never run
 
 
 def job_name(experiment: str, preset: str) -> str:
@@ -167,19 +150,12 @@ def hardware_of(targets: list[Node]) -> Hardware:
 
 @dataclass(frozen=True)
 class Google:
-    """Names for one TPU generation.
+    """Names for one TPU generation."""
 
-    Attributes:
-        machine: machine type of a VM; `{}` stands for its number of chips.
-        runtime: software version of the Cloud TPU API.
-        gke: value of the node label cloud.google.com/gke-tpu-accelerator.
-        grouped: whether Compute Engine has it in managed instance groups.
-    """
-
-    machine: str
-    runtime: str
-    gke: str
-    grouped: bool
+    machine: str  # machine type of a VM; `{}` stands for its number of chips
+    runtime: str  # software version of the Cloud TPU API
+    gke: str  # value of the node label cloud.google.com/gke-tpu-accelerator
+    grouped: bool  # whether Compute Engine has it in managed instance groups
 
 
 GOOGLE = {

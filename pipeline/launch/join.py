@@ -89,15 +89,8 @@ def lead(
 ) -> int:
     """Start the head's Ray, run a command once all hosts have joined; return its exit status.
 
-    Args:
-        head: address and port of this Ray.
-        host: this host; None for a head outside the slice.
-        count: number of hosts.
-        run: the command; empty to wait for a signal.
-        wait: seconds to wait for hosts while others are there.
-        queue: seconds to wait for the first host.
-        imitate: imitate the chips on CPUs.
-        tell: prints a line for the user.
+    `host` is None for a head outside the slice. An empty command waits for a signal. `queue` are
+    the seconds to wait for the first host, `wait` those for hosts while others are there.
     """
     # Ray's head needs the address at which other hosts reach it.
     head, status = (socket.gethostbyname(head[0]), head[1]), 1

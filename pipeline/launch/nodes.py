@@ -30,11 +30,8 @@ _END_SECONDS = 20.0
 class RayNode:
     """Ray's processes on this host; the context ends them at its exit.
 
-    Args:
-        head: address and port of the cluster's head.
-        host: this host of the hardware; None for a head outside it.
-        first: whether this is the head.
-        imitate: imitate the chips on CPUs: this is one of several hosts of one machine.
+    `host` is None for a head outside the hardware, `first` whether this is the head. With `imitate`
+    chips are imitated on CPUs, and this is one of several hosts of one machine.
     """
 
     def __init__(
@@ -208,12 +205,10 @@ class Hosts:
         return numbers
 
     def wait(self, seconds: float, first: float, check: Callable[[], None]) -> None:
-        """Return once every host has joined; `InputError` at a deadline.
+        """Return once every host has joined.
 
-        Args:
-            seconds: the deadline, from when the first host is there.
-            first: the deadline of the first host.
-            check: raises if waiting is of no use.
+        `InputError` after `first` seconds without any host, or `seconds` after the first one;
+        `check` raises if waiting is of no use.
         """
         begun, joined = time.monotonic(), 0.0
         while True:

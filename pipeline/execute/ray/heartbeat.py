@@ -44,9 +44,9 @@ _QUEUED = 10  # a task that has not begun after so many timeouts is submitted ag
 
 
 def heartbeat_timeout() -> float:
-    """Seconds without a heartbeat after which a worker is lost: `PONENTE_HEARTBEAT_TIMEOUT`, or 60.
+    """Seconds without a heartbeat after which a worker is lost.
 
-    The driver passes its own setting to all workers, so that they send heartbeats often enough.
+    `PONENTE_HEARTBEAT_TIMEOUT` or 60; the driver passes its own setting to all workers.
     """
     return retry.seconds_of(runtime_env.TIMEOUT, _TIMEOUT_SECONDS, least=1.0)
 

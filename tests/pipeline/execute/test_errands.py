@@ -10,9 +10,10 @@ import threading
 import pytest
 
 from pipeline.errors import InputError, StepFailed
-from pipeline.execute import executor, node_state
+from pipeline.execute import node_state
 from pipeline.execute.attempt import execute
 from pipeline.execute.backend import InlineWorkers
+from pipeline.execute.driver_store import DriverStore
 from pipeline.execute.errands import PATIENCE_SECONDS
 from pipeline.execute.event_log import EventLog
 from pipeline.execute.executor import Execution
@@ -110,13 +111,13 @@ def test_a_step_that_cannot_be_settled_fails_and_the_others_end_well(tmp_path):
 @pytest.mark.slow
 def test_on_a_bucket_the_drivers_requests_are_concurrent(monkeypatch):
     """Four claims of builds wait for each other, which only four at a time can do."""
-    meeting, claim, events = threading.Barrier(4), executor.claim, []
+    meeting, claim, events = threading.Barrier(4), DriverStore.claim, []
 
     def together(*arguments):
         meeting.wait(30)
         return claim(*arguments)
 
-    monkeypatch.setattr(executor, "claim", together)
+    monkeypatch.setattr(DriverStore, "claim", together)
     with FakeGCS():
         log = EventLog("gs://bucket/runs", "test", [heard(events.append)])
         wanted = [as_node(numbers(count=2 * n)) for n in range(1, 9)]
