@@ -129,7 +129,6 @@ def _trial(executor: str, number: int, workspace: Path) -> str:
 
 
 def _finished(store: str) -> int:
-    """Number of the shards of the unfinished build."""
     (name,) = [n for n in storage.list_names(store) if n.startswith("work-")]
     return sum(ledger.count()[0] for ledger in ledgers(storage.join(store, name)))
 

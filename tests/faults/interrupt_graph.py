@@ -48,7 +48,6 @@ def write_slowly(directory: str, item: tuple[int, float]) -> Mapping[str, Any]:
 def slow_numbers(
     run: StepContext, *, shards: int, seconds: Annotated[float, Runtime] = 0
 ) -> Result:
-    """0 .. shards - 1, each a shard."""
     written = run.map(write_slowly, {f"part/{i:03d}": (i, seconds) for i in range(shards)})
     return {"count": len(written)}
 
@@ -57,7 +56,6 @@ def slow_numbers(
 def doubled(
     run: StepContext, numbers: Numbers, *, seconds: Annotated[float, Runtime] = 0
 ) -> Result:
-    """The numbers, doubled, in one shard."""
     if "all" not in run.finished():
         with run.shard("all") as directory:
             mark("begin all")

@@ -99,23 +99,19 @@ class Trial:
         (self.folder / "slow.py").write_text(EXPERIMENT)
 
     def command(self, executor: str) -> list[str]:
-        """The command line, as a user gives it."""
         gang = ["--gang", self.case.hardware] if self.case.hardware else []
         script = [sys.executable, str(self.folder / "slow.py")]
         return [*script, "--prefix", self.store, "--executor", executor, *gang]
 
     def marks(self, run: str = "first") -> list[str]:
-        """What the steps of a run have marked so far."""
         path = self.folder / run
         return path.read_text().splitlines() if path.exists() else []
 
     def events(self) -> list[dict[str, Any]]:
-        """Of all runs so far, in order."""
         files = sorted(Path(self.store, "events").glob("*.jsonl"), key=lambda f: f.stat().st_mtime)
         return [json.loads(line) for file in files for line in file.read_text().splitlines()]
 
     def disturb(self) -> None:
-        """Run, signal, and look at what is left."""
         environment = {"PONENTE_MARKS": str(self.folder / "first")}
         command = self.command(self.executor)
         with Terminal(command, environment, tty=self.case.tty) as terminal:

@@ -75,14 +75,12 @@ def training() -> Node:
 
 
 def node_of(order: Mapping[str, Any]) -> Node:
-    """The step an order is about."""
     if order["kind"] == "train":
         return training()
     return as_node(parts(shards=PARTS, delay=order["delay"], refused_from=order["refused_from"]))
 
 
 def execute(order: Mapping[str, Any]) -> dict[str, Any]:
-    """Build the step; the answer says how it ended."""
     for name, value in order["lease"].items():
         setattr(lease, name, value)
     store, node, statuses = order["store"], node_of(order), []
@@ -109,7 +107,6 @@ def execute(order: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Serve orders until stdin ends."""
     for line in sys.stdin:
         answer = execute(json.loads(line))
         sys.stdout.write(json.dumps(answer) + "\n")

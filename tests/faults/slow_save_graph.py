@@ -18,19 +18,16 @@ WAIT_SECONDS = 120.0
 
 
 def mark(word: str) -> None:
-    """Note that something happened."""
     with open(os.environ["PONENTE_MARKS"], "a") as file:
         file.write(f"{word}\n")
 
 
 def marks() -> list[str]:
-    """What was noted."""
     path = Path(os.environ["PONENTE_MARKS"])
     return path.read_text().splitlines() if path.exists() else []
 
 
 def save_when_asked(job: tuple[str, int], *, process: GangProcess, emit: Emit) -> None:
-    """Wait for SIGTERM, then write the files."""
     del process, emit
     asked: list[int] = []
     before = signal.signal(signal.SIGTERM, lambda *_: asked.append(1))
@@ -52,7 +49,6 @@ def saver(
     files: Annotated[int, Runtime] = 2,
     hardware: Annotated[str, Runtime] = "local",
 ) -> Result:
-    """One shard, written when the step is stopped."""
     if "state" in run.finished():
         return {"total": 1}
     with run.shard("state") as directory:
@@ -62,7 +58,6 @@ def saver(
 
 
 def saving(files: int = 2, hardware: str = "local") -> Any:
-    """The step alone."""
     return saver(files=files, hardware=hardware)
 
 

@@ -109,7 +109,6 @@ for protocol, kind in KINDS.items():
 
 
 def add_to_buckets(monkeypatch) -> None:
-    """Let storage take these for buckets of its own."""
     usual = storage._bucket_class
 
     def bucket_class(url):
@@ -122,5 +121,4 @@ def add_to_buckets(monkeypatch) -> None:
 
 
 def new(protocol: str) -> str:
-    """A fresh prefix in a fake store."""
     return f"{protocol}://bucket/{uuid.uuid4().hex}"

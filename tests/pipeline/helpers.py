@@ -53,12 +53,10 @@ def bring_up(
 
 
 def executed(prefix: str, *wanted: Any, **options: Any) -> list[str]:
-    """Labels of the steps that a run had to execute."""
     return [node.label for node in bring_up(prefix, *wanted, **options).executed]
 
 
 def result(prefix: str, wanted: Any) -> dict[str, Any]:
-    """The published result of one node."""
     node: Node = as_node(wanted)
     published = load(storage.join(prefix, node.directory))
     assert published is not None
@@ -134,7 +132,6 @@ def load_verified_at(prefix: str, name: str) -> Manifest | None:
 
 
 def temporaries(prefix: str) -> list[str]:
-    """Temporary files left in a store."""
     return sorted(path for path in _files(prefix) if path.endswith(".tmp"))
 
 

@@ -27,7 +27,6 @@ class Rates:
 
 
 def graph(count: int = 10, limit: int | None = 100, rates: Rates = Rates(), factor=3) -> Total:
-    """A total of numbers and their multiples."""
     cut = clamp(numbers(count=count), limit=limit or 1)
     return total(cut, scaled(cut, scale=Scale(factor)))
 
@@ -112,7 +111,6 @@ def test_settings_are_the_signature_and_presets_replace_some():
 
 
 def keyless(count) -> Total:
-    """A setting without a default."""
     return total(numbers(count=count))
 
 

@@ -17,7 +17,6 @@ class Numbers(Artifact):
     """Integers, one text file a shard."""
 
     def values(self) -> list[int]:
-        """All numbers, in shard order."""
         texts = (
             storage.read_bytes(storage.join(self.shard(s.name), "n.txt")) for s in self.shards()
         )
@@ -55,7 +54,6 @@ def write_numbers(directory: str, item: tuple[int, int]) -> Mapping[str, Any]:
 
 @step(output=Numbers, version=1)
 def numbers(run: StepContext, *, count: int, shards: int = 2) -> Result:
-    """0 .. count - 1 in equal shards."""
     size = count // shards
     items = {f"part/{i:03d}": (i * size, size) for i in range(shards)}
     written = run.map(write_numbers, items)
@@ -66,7 +64,6 @@ def numbers(run: StepContext, *, count: int, shards: int = 2) -> Result:
 def scaled(
     run: StepContext, numbers: Numbers, *, scale: Scale, delay: Annotated[float, Runtime] = 0
 ) -> Result:
-    """The numbers, multiplied."""
     del delay
     if "all" in run.finished():
         return {"sum": sum(numbers.values()) * scale.factor}
@@ -84,7 +81,6 @@ def advise_against_zero(settings: Mapping[str, Any]) -> list[str]:
 
 
 def refuse_negative(arguments: Mapping[str, Any]) -> None:
-    """Raise `InputError` for a limit below 0."""
     if arguments["limit"] < 0:
         raise InputError(f"clamp.limit: expected 0 or more, got {arguments['limit']}")
 
@@ -119,7 +115,6 @@ def order(run: StepContext, numbers: Numbers) -> Result:
 
 @step(output=Order, version=1)
 def orders(run: StepContext, numbers: tuple[Numbers, ...]) -> Result:
-    """An order over several sets of numbers."""
     return {"count": sum(len(part.values()) for part in numbers)}
 
 
@@ -131,26 +126,22 @@ def opened_many(run: StepContext, order: Order) -> Result:
 
 @step(output=Total, version=1)
 def opened(run: StepContext, order: Order) -> Result:
-    """The sum of what an order is over."""
     return {"total": sum(order.input("numbers", Numbers).values())}
 
 
 @step(output=Total, version=1, reads_lineage=True)
 def shown(run: StepContext, left: Total) -> Result:
-    """What a total was made from."""
     return {"recipe": left.manifest.inputs}
 
 
 @step(output=Total, version=1)
 def total(run: StepContext, left: Numbers, right: Numbers | None = None) -> Result:
-    """The sum of one or two sets of numbers."""
     both = left.values() + (right.values() if right is not None else [])
     return {"total": sum(both), "headline": [f"total {sum(both)}"]}
 
 
 @step(output=Total, version=1)
 def refuse(run: StepContext, left: Numbers) -> Result:
-    """Refuses whatever it is given."""
     raise InputError(f"expected something else than {len(left.values())} numbers")
 
 

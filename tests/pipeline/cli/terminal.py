@@ -73,11 +73,9 @@ class Terminal:
 
     @property
     def text(self):
-        """All that was written so far, control codes too."""
         return bytes(self._data).decode(errors="replace")
 
     def screen(self):
-        """What is on the screen now, line by line."""
         return Screen(self.rows, self.columns).feed(self.text)
 
     def interrupt(self):
@@ -89,7 +87,6 @@ class Terminal:
             os.write(self._master, b"\x03")
 
     def terminate(self):
-        """A plain `kill`."""
         self.process.send_signal(signal.SIGTERM)
 
     def hang_up(self):
@@ -105,7 +102,6 @@ class Terminal:
         return status
 
     def modes_now(self):
-        """The terminal's modes."""
         return termios.tcgetattr(self._slave)
 
     def left(self):
@@ -132,7 +128,6 @@ class Terminal:
         return left
 
     def close(self):
-        """End everybody, and the terminal."""
         for pid, _ in self.left():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)

@@ -14,7 +14,6 @@ from tests.pipeline.toy import Numbers, Total, numbers
 
 @step(output=Total, version=1)
 def paged(run: StepContext, numbers: Numbers, *, fails: bool) -> Result:
-    """A page, and where it is; or a failure."""
     with run.shard("page") as directory:
         storage.write_atomic(storage.join(directory, "index.html"), b"page")
     if fails:

@@ -79,7 +79,6 @@ def _progress(done, total, time, note=""):
 
 @pytest.fixture
 def plain():
-    """A plain display, what it has said, and its clock."""
     out, clock = io.StringIO(), Clock()
     return PlainDisplay(out, clock), lambda: out.getvalue().splitlines(), clock
 
@@ -112,7 +111,6 @@ def _live(labels, width=100, height=30, **settings):
 
 @pytest.fixture
 def live():
-    """Makes live displays, and closes them."""
     made = []
 
     def make(*arguments, **settings):
@@ -251,18 +249,6 @@ def test_a_running_step_has_a_bar_and_its_time_so_far(live):
     table(Finished(42.0, **_of()))
     line = next(x for x in table.picture().splitlines() if "fit" in x)
     assert line.rstrip() == "+ fit    done in 42.0 s"
-
-
-def test_a_failure_is_red_and_nothing_else_is(live):
-    """With its cause; and without colours where they are not wanted."""
-    for settings, red in (({}, True), ({"no_color": True}, False)):
-        table = live(["fit", "other"], **settings)
-        table(Started(**_of("other")))
-        table(Failed("the disk is full", **_of()))
-        coloured = re.findall(r"\x1b\[31m([^\x1b]*)", table.picture(styled=True))
-        assert ([x.strip() for x in coloured] == ["!", "FAILED: the disk is full"]) == red
-        colours = re.findall(r"\x1b\[[0-9;]*[349][0-7]m", table.picture(styled=True))
-        assert bool(colours) == red
 
 
 def test_the_last_line_counts(live):

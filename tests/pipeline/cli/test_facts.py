@@ -16,7 +16,6 @@ LOOKS = []
 
 @pytest.fixture(autouse=True)
 def _longer_looks(monkeypatch):
-    """The suite leaves them out by PONENTE_NO_COMPILE."""
     monkeypatch.setitem(options.FLAGS["no_compile"], "default", False)
 
 
@@ -39,14 +38,12 @@ def state(node, results):
 
 @step(output=Numbers, version=1, facts=state)
 def limited(run: StepContext, numbers: Numbers, *, limit: int) -> Result:
-    """As many numbers as there are."""
     with run.shard("all"):
         pass
     return {"count": limit}
 
 
 def build_limited(limit: int = 1) -> Numbers:
-    """Two steps, of which the second states facts."""
     return limited(numbers(count=10), limit=limit)
 
 

@@ -36,12 +36,10 @@ class Knobs:
 
 @step(output=Total, version=1)
 def adjust(run: StepContext, *, knobs: Knobs) -> Result:
-    """Nothing but its configuration."""
     return {"total": 0}
 
 
 def adjusted(knobs: Knobs = Knobs(), least: float = 0.5) -> Total:
-    """One step."""
     return adjust(knobs=knobs)
 
 

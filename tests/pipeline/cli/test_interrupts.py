@@ -118,7 +118,6 @@ def preempted_numbers(run: StepContext, *, count: int) -> Result:
 
 
 def preempted(count: int = 3) -> Any:
-    """One step that is preempted."""
     return preempted_numbers(count=count)
 
 
@@ -219,7 +218,6 @@ def test_interrupting_a_plan_in_python_ends_nothing_else(tmp_path):
 
 
 def _press(marks, at):
-    """Ctrl-C whenever so many shards have begun."""
     for number in at:
         while len(marks) < number:
             time.sleep(0.01)

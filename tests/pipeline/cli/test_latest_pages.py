@@ -13,13 +13,11 @@ class Book(Artifact):
 
     @property
     def page(self) -> str:
-        """It."""
         return storage.join(self.shard("page"), "index.html")
 
 
 @step(output=Book, version=1)
 def book(run: StepContext, numbers: Numbers) -> Result:
-    """A page that names its attempt."""
     with run.shard("page") as directory:
         storage.write_atomic(storage.join(directory, "index.html"), b"page")
     return {}

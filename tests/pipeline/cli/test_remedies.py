@@ -30,13 +30,11 @@ if __name__ == "__main__":
 
 
 def shell(command):
-    """(status, output) of a command line."""
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=120)
     return done.returncode, done.stdout + done.stderr
 
 
 def retry_of(output):
-    """The command that an error says to run."""
     (command,) = re.findall(r"^  retry: (.*)$", output, re.MULTILINE)
     return command
 
@@ -53,12 +51,10 @@ def run(tmp_path):
 
 
 def delete_a_file(output: Path) -> None:
-    """The manifest still has it."""
     next(output.glob("attempts/*/shards/*/*/n.txt")).unlink()
 
 
 def delete_the_output(output: Path) -> None:
-    """Nothing says any more that it was there."""
     shutil.rmtree(output)
 
 

@@ -36,7 +36,6 @@ PLAIN_C = {"PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "LC_ALL": "C"}
 
 @pytest.fixture
 def file(tmp_path) -> Path:
-    """The experiment."""
     (tmp_path / "odd.py").write_text(EXPERIMENT)
     return tmp_path / "odd.py"
 

@@ -11,22 +11,21 @@ from pipeline.cli import stopping
 from pipeline.pages.record import runs
 from tests.pipeline.toy import Numbers, write_numbers
 
+STOPPED = threading.Event()  # from then on shards are quick
+
 
 def write_slowly(directory: str, item: tuple[int, int]) -> Any:
-    """A shard of numbers, after a while."""
-    time.sleep(0.02)
+    STOPPED.wait(0.02)
     return write_numbers(directory, item)
 
 
 @step(output=Numbers, version=1)
 def slow_numbers(run: StepContext, *, shards: int) -> Result:
-    """One number a shard."""
     run.map(write_slowly, {f"part/{i:03d}": (i, 1) for i in range(shards)})
     return {"count": shards}
 
 
 def slow(shards: int = 300) -> Any:
-    """One step that can be stopped."""
     return slow_numbers(shards=shards)
 
 
@@ -49,6 +48,7 @@ def test_a_run_is_stopped_through_its_store_and_resumed(ponente, tmp_path, monke
     thread.start()
     status, _, err = ponente("run", experiment=SLOW)
     thread.join()
+    STOPPED.set()
     assert status == 130
     assert "requested by `ponente stop`" in err
     status, out, _ = ponente("status", "--watch", experiment=SLOW)

@@ -16,7 +16,6 @@ experiment = Experiment(build, other={"count": 20})
 
 
 def build(count: int = 10, limit: int = 100, refuses: bool = False) -> Any:
-    """The toy experiment."""
     cut = clamp(numbers(count=count), limit=limit)
     if refuses:
         return refuse(cut)

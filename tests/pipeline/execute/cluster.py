@@ -49,7 +49,6 @@ class _Cluster(Cluster):
         return self._folders[-1]
 
     def shutdown(self) -> None:
-        """End the nodes and remove their folders."""
         super().shutdown()
         for folder in self._folders:
             shutil.rmtree(folder, ignore_errors=True)
@@ -106,14 +105,12 @@ def freeze(node: Any) -> list[int]:
 
 
 def kill(pids: list[int]) -> None:
-    """End processes at once, stopped ones too."""
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
 
 
 def thaw(frozen: list[int]) -> None:
-    """Let stopped processes go on."""
     for pid in frozen:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGCONT)
@@ -127,7 +124,6 @@ def _mark(marks: str, what: str) -> None:
 
 
 def open_gate(marks: str) -> None:
-    """Let the shards of `fanned` that wait for it end."""
     Path(f"{marks}.open").touch()
 
 

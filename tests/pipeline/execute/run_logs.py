@@ -32,12 +32,10 @@ PIPELINE = (
 
 
 def key(label: str) -> str:
-    """A key for a label: 64 hex digits."""
     return hashlib.sha256(label.encode()).hexdigest()
 
 
 def node(label: str, inputs: tuple[str, ...] = (), step: str | None = None) -> dict[str, Any]:
-    """One entry of a run's graph."""
     return {
         "label": label,
         "key": key(label),
@@ -132,7 +130,6 @@ def publish(prefix: str, label: str, inputs: tuple[str, ...], seconds: float) ->
 
 
 def summarise(prefix: str, run: str) -> None:
-    """Write a run's summary, as its driver does."""
     record, log = RunRecord(run), Tail(run_summary.log_url(prefix, run)).more()
     log = log[: log.rfind(b"\n") + 1]
     for line in log.splitlines():
@@ -141,7 +138,6 @@ def summarise(prefix: str, run: str) -> None:
 
 
 def graph() -> list[dict[str, Any]]:
-    """The graph of `PIPELINE`."""
     return [node(label, inputs) for label, inputs, _ in PIPELINE]
 
 

@@ -43,7 +43,6 @@ def second(run: StepContext, one: Total) -> Result:
 
 
 def built(store: str, node: Any) -> Manifest:
-    """The published output."""
     found = manifest.load(storage.join(store, as_node(node).directory))
     assert found is not None
     return found

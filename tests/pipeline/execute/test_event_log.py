@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import json
-import time
-import uuid
 
 from pipeline import events
 from pipeline.execute.event_log import EventLog
 from pipeline.pages import record
-from pipeline.store import append, storage
 
 
 def test_a_listener_that_fails_is_dropped_and_the_others_hear_of_it(tmp_path):
@@ -27,25 +24,6 @@ def test_a_listener_that_fails_is_dropped_and_the_others_hear_of_it(tmp_path):
     assert len(calls) == 1
     assert [type(e).__name__ for e in seen] == ["ListenerLost", "Phase", "Phase"]
     assert (tmp_path / "events" / "r.jsonl").read_text().count("\n") == 3
-
-
-def test_events_on_an_object_store_are_appended_in_parts(monkeypatch):
-    """The record of the run is whole, and no event is sent twice."""
-    monkeypatch.setattr(append, "PART_SECONDS", 0.0)
-    prefix = f"memory://events-{uuid.uuid4().hex}"
-    log = EventLog(prefix, "r", [])
-    for number in range(3):
-        log.emit(events.RunStarted(run=f"r {number}"))
-        deadline = time.monotonic() + 30
-        while len(storage.list_names(log.url)) <= number and time.monotonic() < deadline:
-            time.sleep(0.05)
-    log.emit(events.RunFinished())
-    log.close()
-    names = storage.list_names(log.url)
-    assert names == [f"{number:06d}.txt" for number in range(1, 5)]
-    assert all(storage.read_bytes(storage.join(log.url, n)).count(b"\n") == 1 for n in names)
-    assert record.read(prefix, "r").outcome == "ok"
-    assert [run.outcome for run in record.runs(prefix)] == ["ok"]
 
 
 def test_progress_is_thinned_in_the_log_and_its_last_word_is_kept(tmp_path):

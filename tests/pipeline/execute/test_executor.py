@@ -5,9 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import os
-import random
 import shutil
-import signal
 import subprocess
 import sys
 import threading
@@ -23,7 +21,7 @@ from pipeline.execute.backend import InlineBackend
 from pipeline.execute.event_log import EventLog
 from pipeline.execute.executor import Execution
 from pipeline.graph.step import as_node
-from pipeline.store import integrity, storage
+from pipeline.store import storage
 from pipeline.store.outputs import Store
 from tests.pipeline.graph.live_toy import ThreadBackend
 from tests.pipeline.helpers import bring_up, check_invariants, executed, heard, result
@@ -74,24 +72,6 @@ def test_a_refused_input_fails_once_with_cause_log_and_retry(tmp_path):
     assert lines[2].split(maxsplit=1)[1] == "again"
     assert [e["event"] for e in events].count("retried") == 0
     assert executed(store, total(numbers(count=4))) == ["total"]
-
-
-def test_a_transient_failure_is_tried_again(tmp_path, monkeypatch):
-    """An OSError in a body is retried as a new attempt; shards written before it are kept."""
-    store, tries = str(tmp_path), []
-    real = integrity.measure
-
-    def flaky(directory, path, size):
-        tries.append(path)
-        if len(tries) == 3:
-            raise ConnectionResetError("reset by peer")
-        return real(directory, path, size)
-
-    monkeypatch.setattr(integrity, "measure", flaky)
-    events = []
-    bring_up(store, numbers(count=10, shards=5), events=events)
-    assert [e["event"] for e in events].count("retried") == 1
-    assert len(tries) == 6, "two shards before the error, the failed one, then three"
 
 
 @pytest.mark.parametrize(("error", "enough"), [(Preempted, True), (WorkerLost, False)])
@@ -162,27 +142,6 @@ def slow(url, data, **options):
 storage.create = slow
 bring_up(sys.argv[1], _graph())
 """
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_killed_at_a_random_moment_it_finishes_the_next_time(tmp_path, seed):
-    """kill -9 anywhere, run again: equal content, no shard written twice, invariants hold."""
-    clean = bring_up(str(tmp_path / "clean"), _graph())
-    store, marks = str(tmp_path / "killed"), tmp_path / "marks"
-    environment = {**os.environ, "PONENTE_MARKS": str(marks)}
-    process = subprocess.Popen([sys.executable, "-c", SCRIPT, store], env=environment)
-    time.sleep(0.15 + random.Random(seed).random() * 0.3)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    check_invariants(store) if storage.exists(store) else None
-    subprocess.run([sys.executable, "-c", SCRIPT, store], env=environment, check=True, timeout=60)
-    assert check_invariants(store) == 3
-    again = bring_up(store, _graph())
-    assert again.executed == []
-    digests = {f.manifest.label: f.manifest.content for f in clean.published.values()}
-    assert {f.manifest.label: f.manifest.content for f in again.published.values()} == digests
-    written = marks.read_text().split()
-    assert len(written) <= 5 + 1, "at most the shard in flight was written twice"
 
 
 def test_two_executors_at_once_publish_once(tmp_path):

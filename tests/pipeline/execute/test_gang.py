@@ -319,7 +319,6 @@ def add_up(job: dict[str, str], *, process: GangProcess, emit: Emit) -> dict[str
 
 @step(output=Total, version=1, cpus=0, custom={"room": 0.1}, tries=1)
 def added_up(run: StepContext, *, job: Annotated[dict[str, str], Runtime]) -> Result:
-    """A gang over two hosts, from a third."""
     return dict(run.gang(pod("cpu-2x1"), add_up, job))
 
 
@@ -352,7 +351,6 @@ def test_a_lost_host_is_tried_again(tmp_path, monkeypatch):
 
 
 def see_gpus(job: None, *, process: GangProcess, emit: Emit) -> dict[str, Any]:
-    """Which GPUs a process may use, and where it is."""
     import ray
 
     node = ray.get_runtime_context().get_node_id()
@@ -363,7 +361,6 @@ def see_gpus(job: None, *, process: GangProcess, emit: Emit) -> dict[str, Any]:
 
 @step(output=Total, version=1, cpus=0)
 def seen(run: StepContext, *, hardware: str) -> Result:
-    """A gang on GPUs."""
     return dict(run.gang(pod(hardware), see_gpus, None))
 
 

@@ -95,7 +95,6 @@ _left = []
 
 @step(output=Numbers, version=1)
 def leaves_once(run, numbers: Numbers):
-    """Told to leave the first time."""
     if not _left:
         _left.append(run.attempt)
         raise Preempted("preempted after step 3; the next attempt goes on from there")

@@ -15,7 +15,6 @@ import pytest
 from pipeline import (
     GangProcess,
     Hardware,
-    InputError,
     Result,
     Runtime,
     StepContext,
@@ -32,7 +31,7 @@ from pipeline.graph.step import as_node
 from pipeline.plan.state import Selection
 from pipeline.store.outputs import Store
 from tests.pipeline.helpers import bring_up, check_invariants, heard
-from tests.pipeline.toy import Scale, Total, kill_once, numbers, refuse, scaled, total
+from tests.pipeline.toy import Scale, Total, kill_once, numbers, scaled, total
 
 pytestmark = pytest.mark.slow
 
@@ -63,7 +62,6 @@ def die_process(job: int, *, process: GangProcess, emit: Emit) -> None:
 
 @step(output=Total, version=1, cpus=0)
 def ganged(run: StepContext, *, job: int, hardware: str, dies: bool = False) -> Result:
-    """Runs a gang and returns what process 0 said."""
     return dict(run.gang(pod(hardware), die_process if dies else report_process, job))
 
 
@@ -145,7 +143,6 @@ def compute(
     number: int,
     hardware: Annotated[Hardware, Runtime] = local(),
 ) -> Result:
-    """Computes on all of this machine for a moment."""
     begun = time.monotonic()
     time.sleep(0.5)
     return {"measured": {"from": begun, "to": time.monotonic()}}
@@ -160,14 +157,6 @@ def test_of_steps_that_compute_on_this_machine_one_runs_at_a_time(tmp_path, back
     spans = sorted(tuple(f.manifest.result["measured"].values()) for f in found)
     assert len(spans) == 3
     assert all(end <= begin for (_, end), (begin, _) in itertools.pairwise(spans))
-
-
-def test_a_refused_input_is_reported_once(tmp_path, backend):
-    """The driver sees the step's own words and nothing is retried."""
-    events = []
-    with pytest.raises(StepFailed, match="expected something else than 4 numbers"):
-        _run(backend, str(tmp_path), refuse(numbers(count=4)), events)
-    assert [e["event"] for e in events].count("retried") == 0
 
 
 @step(output=Total, version=1, cpus=0)
@@ -231,14 +220,12 @@ def test_what_may_pass_in_a_gang_is_tried_again(tmp_path, backend, how, cause, r
 
 
 def tell_environment(directory: str, item: int) -> dict[str, Any]:
-    """Shard writer: says what its process was given."""
     import ray
 
     return {"shard": _told(), "resources": ray.get_runtime_context().get_assigned_resources()}
 
 
 def tell_in_gang(job: int, *, process: GangProcess, emit: Emit) -> dict[str, Any]:
-    """Says what a process of a gang was given."""
     return {"gang": _told(), "flags": os.environ["XLA_FLAGS"].split()}
 
 
@@ -257,7 +244,6 @@ def _told() -> dict[str, str | None]:
     environment=("TOY_FLAG", "TOY_TOKEN", "XLA_FLAGS"),
 )
 def told(run: StepContext) -> Result:
-    """What its body, a shard and a gang were given."""
     (shard,) = run.map(tell_environment, {"all": 1}).values()
     return {"body": _told(), **shard.result, **run.gang(pod("cpu-2x2"), tell_in_gang, 1)}
 
@@ -324,9 +310,3 @@ def test_a_run_survives_the_death_of_its_collector(tmp_path, backend):
     assert found.manifest.result["stopping"]
     assert seen.count("started") == 1
     assert "retried" not in seen
-
-
-def test_unknown_hardware_is_refused_where_it_is_written():
-    """Before anything runs, with the names there are."""
-    with pytest.raises(InputError, match="v6e-16"):
-        pod("v7-16")

@@ -91,7 +91,6 @@ class Disturbance:
         return {what for what in here if what.startswith("part/") and what not in FREE}
 
     def of(self, kind: str) -> list[dict[str, Any]]:
-        """The events of one kind."""
         return [e for e in self.events if e["event"] == kind]
 
     def _finished(self) -> set[str]:

@@ -21,7 +21,6 @@ def write(directory: str, item: Any) -> dict[str, Any]:
 
 @step(output=Artifact, version=1)
 def measured(run: StepContext) -> Result:
-    """Numbers as numpy makes them."""
     shards = run.map(write, {"a": 1, "b": 2})
     with run.shard("plain") as directory:
         Path(directory, "hello.txt").write_text("hi")
@@ -31,7 +30,6 @@ def measured(run: StepContext) -> Result:
 
 
 def run(store: Path) -> Artifact:
-    """The step's output."""
     return Experiment(lambda: measured()).run(prefix=store, executor="inline")
 
 

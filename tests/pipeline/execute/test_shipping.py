@@ -49,7 +49,6 @@ if __name__ == "__main__":
 
 @pytest.fixture(scope="module")
 def cluster():
-    """A head with one core."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(ROOT))
         started = several.start()

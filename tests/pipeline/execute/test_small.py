@@ -33,19 +33,16 @@ def sized(value: str, seconds: float) -> Listing:
 
 @step(output=Thing, version=1)
 def read(run: StepContext, *, source: Annotated[str | None, External(sized)]) -> Result:
-    """A source's content."""
     return {}
 
 
 @step(output=Thing, version=1)
 def make(run: StepContext) -> Result:
-    """Content of its own."""
     return {}
 
 
 @step(output=Thing, version=1, memory=2**30)
 def large(run: StepContext, given: tuple[Thing, ...]) -> Result:
-    """Wants memory of its own."""
     return {}
 
 
@@ -56,7 +53,6 @@ def compute(
     *,
     hardware: Annotated[Hardware, Runtime] = local(),
 ) -> Result:
-    """Computes on hardware."""
     return {}
 
 

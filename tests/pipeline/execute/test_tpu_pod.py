@@ -22,7 +22,6 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def cluster():
-    """A head and the four hosts of one slice."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(ROOT))
         started = several.start()
@@ -37,7 +36,6 @@ def _alive(pid):
 
 
 def _said(directory):
-    """What the processes wrote down, by process id."""
     return {int(p.name.split("-")[1]): p.read_text().split() for p in directory.iterdir()}
 
 

@@ -70,5 +70,4 @@ def on_pod(
     directory: Annotated[str, Runtime],
     dies: Annotated[int, Runtime] = -1,
 ) -> Result:
-    """A gang of four processes on a v6e-16."""
     return dict(run.gang(pod("v6e-16"), introduce, {"directory": directory, "dies": dies}))

@@ -79,7 +79,6 @@ class Lab:
         path.chmod(0o755)
 
     def end_with(self, *statuses: int | str) -> None:
-        """What the next calls of `ponente` end with."""
         (self.folder / "statuses").write_text("".join(f"{status}\n" for status in statuses))
 
     def fail(self, pattern: str, times: int = 1000) -> None:
@@ -96,7 +95,6 @@ class Lab:
         return subprocess.Popen(["bash", str(path)], env=environment, cwd=self.folder)
 
     def run(self, script: str) -> int:
-        """Run a script to its end; return its status."""
         return self.start(script).wait(20)
 
     def stopped(self, script: str, number: signal.Signals) -> int:
@@ -112,20 +110,16 @@ class Lab:
 
     @property
     def chips(self) -> bool:
-        """Whether the chips exist, and cost money."""
         return (self.folder / "chips").exists()
 
     @property
     def calls(self) -> list[str]:
-        """The calls of all tools, in order."""
         path = self.folder / "calls"
         return path.read_text().splitlines() if path.exists() else []
 
     def count(self, word: str) -> int:
-        """The number of calls with a word in them."""
         return sum(word in call for call in self.calls)
 
     @property
     def log(self) -> str:
-        """The log in the bucket."""
         return (self.folder / "uploaded.log").read_text()

@@ -42,13 +42,11 @@ def gang(
     hardware: Annotated[Hardware, Runtime],
     stay: Annotated[bool, Runtime] = False,
 ) -> Result:
-    """One process on each host."""
     job = {"directory": directory, "stay": stay}
     return dict(run.gang(hardware, introduce, job))
 
 
 def on_hosts(directory: str = "", hardware: str = "v6e-16", stay: bool = False) -> Any:
-    """A gang on a pod."""
     return gang(directory=directory, hardware=pod(hardware), stay=stay)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import subprocess
 import sys
 from pathlib import Path
@@ -25,7 +24,6 @@ ZONE, IMAGE = "us-east5-b", "us-docker.pkg.dev/project/repository/ponente:1"
 
 
 def job(hardware: str = "v6e-16", **other: Any) -> Job:
-    """A launch of some experiment."""
     command = ("ponente", "run", "experiments/run_200m.py", "--prefix", "gs://bucket/runs")
     given = {"zone": ZONE, "image": IMAGE, "prefix": "gs://bucket/runs", **other}
     return Job(name="run-200m", hardware=pod(hardware), command=command, code="c0de", **given)
@@ -81,29 +79,7 @@ def test_one_host_needs_no_policy_and_one_slice_is_a_node():
     assert "--accelerator-type=v5litepod-32 --runtime-version=v2-alpha-tpuv5-lite" in script
 
 
-GROUP = ("spec", "rayClusterSpec", "workerGroupSpecs", 0)
-SELECTOR = (*GROUP, "template", "spec", "nodeSelector")
 # (made by, where, the wrong value)
-WRONG = [
-    (sky.task, ("resource",), {}),
-    (sky.task, ("setup",), ["make setup"]),
-    (sky.task, ("resources", "accelerators"), "tpu-v6e-17x"),
-    (kuberay.ray_job, ("spec", "entryPoint"), "python"),
-    (kuberay.ray_job, (*GROUP, "numOfHosts"), 2),
-    (kuberay.ray_job, (*SELECTOR, "cloud.google.com/gke-tpu-topology"), "4x5"),
-]
-
-
-@pytest.mark.parametrize(("made_by", "where", "value"), WRONG)
-def test_wrong_configurations_are_refused(made_by, where, value):
-    """An unknown name, a wrong type, a wrong count of hosts, a topology that does not exist."""
-    tree = copy.deepcopy(made_by(job(spot=True)))
-    *way, last = where
-    part = tree
-    for name in way:
-        part = part[name]
-    part[last] = value
-    assert refusal(tree, SKY if made_by is sky.task else RAY_JOB) or impossible(tree)
 
 
 @pytest.mark.parametrize(

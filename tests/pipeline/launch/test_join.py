@@ -179,18 +179,15 @@ class Cluster:
         self.hosts = Hosts(count, self.lines.append)
 
     def sleep(self, seconds: float) -> None:
-        """Time passes only here."""
         self.now += seconds
 
     def on_each(self, names, seconds, function, *given):
-        """As `nodes.on_each`."""
         for name in [n for n in names if n not in self.silent]:
             if function is nodes.leave:
                 self.told.append((name, *given))
             yield name, self.answers.get(name, (SOFTWARE, time.time()))
 
     def wait(self, seconds: float, first: float) -> None:
-        """Wait for all hosts."""
         self.hosts.wait(seconds, first, lambda: None)
 
 

@@ -17,12 +17,10 @@ HEAD = "instances delete run-200m-head"
 
 
 def script(on: str, role: str) -> str:
-    """The startup script of the head or of the hosts."""
     return BACK_ENDS[on](job()).files[f"run-200m.{role}.sh"]
 
 
 def made(lab: Lab) -> int:
-    """How often chips were requested."""
     return sum(map(lab.count, CREATE))
 
 
@@ -196,7 +194,6 @@ def test_only_the_last_command_makes_what_costs_money(tmp_path, on):
 
 
 def sky(part: str) -> str:
-    """A part of SkyPilot's task."""
     return yaml.safe_load(BACK_ENDS["sky"](job()).files["run-200m.sky.yaml"])[part]
 
 

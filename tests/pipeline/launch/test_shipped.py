@@ -18,7 +18,6 @@ from tests.pipeline.launch.imitated import IMITATED, TOOL
 
 
 def write(root: Path, *names: str) -> None:
-    """Files with their own names as content."""
     for name in names:
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(name)
