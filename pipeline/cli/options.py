@@ -15,8 +15,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from pipeline.cli.flag_hints import hint
-from pipeline.errors import InputError, UsageError, unknown
+from pipeline.errors import NEAR, InputError, UsageError, unknown
 from pipeline.graph.declaration import FULL, Declaration
 from pipeline.launch import LOCAL, TARGETS
 
@@ -189,13 +188,17 @@ def parser(
         add_help=False,
         allow_abbrev=False,
         description=VERBS[verb].help,
-        epilog=_epilog(verb, experiment),
+        epilog=EXIT_CODES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     for spelled, name in SPELLED.items():
         if name in _flags_of(verb):
             words = [_SHORT[name]] if name in _SHORT else []
             made.add_argument(*words, spelled, dest=name, **FLAGS[name])
+    if experiment is not None and verb not in FREE:
+        settings = " ".join(f"--{name.replace('_', '-')}" for name in experiment.setting_names)
+        head = f"settings of {experiment.name} (--help-settings explains them):"
+        made.epilog = f"{head}\n  {settings}\n\n{EXIT_CODES}"
     for preset in experiment.presets if experiment is not None and verb not in FREE else ():
         help = f"the same as --preset {preset}"
         spelled = f"--{preset.replace('_', '-')}"
@@ -209,14 +212,6 @@ def parser(
 def _flags_of(verb: str) -> set[str]:
     own = {*VERBS[verb].flags, *_EVERY}
     return own - {"preset", "shared", "help_settings"} if verb in FREE else own
-
-
-def _epilog(verb: str, experiment: Declaration[Any] | None) -> str:
-    if experiment is None or verb in FREE:
-        return EXIT_CODES
-    settings = " ".join(f"--{name.replace('_', '-')}" for name in experiment.setting_names)
-    head = f"settings of {experiment.name} (--help-settings explains them):"
-    return f"{head}\n  {settings}\n\n{EXIT_CODES}"
 
 
 def check_verb(verb: str, more: tuple[str, ...] = ()) -> None:
@@ -328,9 +323,28 @@ def _check_flags(
             raise UsageError(f"{prog}: printing is the default; --go runs the commands")
         known = [s for s, n in SPELLED.items() if n in _flags_of(verb)]
         known += [f"--{preset.replace('_', '-')}" for preset in presets]
-        raise UsageError(
-            f"{prog}: no flag {name!r}{hint(name, [*known, *settings])}; see {prog} --help"
-        )
+        hint = _hint(name, [*known, *settings])
+        raise UsageError(f"{prog}: no flag {name!r}{hint}; see {prog} --help")
+
+
+def _hint(name: str, known: list[str]) -> str:
+    """Which flag a wrong one may mean, or which there are at its place; empty for too many."""
+    import difflib  # imported here because it would add 5 % to the engine's import time
+
+    above, _, last = name.removeprefix("--").rpartition(".")
+    places = [(flag.removeprefix("--").rpartition("."), flag) for flag in known]
+    # Only the last parts are compared: what all have in front would make any two alike.
+    beside = {end: flag for (place, _, end), flag in places if place == above}
+    near = [beside[end] for end in difflib.get_close_matches(last, beside, 1, NEAR)]
+    for (_, _, end), flag in places:
+        initials = "".join(word[:1] for word in end.split("-"))
+        near += [flag] if last in (end, initials) else []
+    ends = {end: flag for (_, _, end), flag in places if not above}
+    near += [ends[end] for end in difflib.get_close_matches(last, ends, 1, NEAR)]
+    if near:
+        return f"; did you mean {near[0]}?"
+    there = f"; expected one of {', '.join(beside.values())}"
+    return there if above and beside and len(there) < 400 else ""
 
 
 def override(preset: Any, overrides: list[str], prog: str) -> Any:

@@ -207,15 +207,12 @@ class RunRecord:
             case events.RunFinished():
                 self.ended, self.outcome = event.time, event.outcome
                 self.cause, self.pages = event.cause, event.pages
-                self._close(event.time)
+                begun = any(step.queued or step.attempts for step in self.steps.values())
+                for step in self.steps.values():
+                    step.close(event.time)
+                    if self.outcome != "ok" and not begun and step.state == "unneeded":
+                        step.state = "unreached"
             case _ if event.key:
                 if event.key not in self.steps:
                     self.steps[event.key] = StepRecord(event.step or "?", event.key)
                 self.steps[event.key].apply(event)
-
-    def _close(self, ended: float) -> None:
-        begun = any(step.queued or step.attempts for step in self.steps.values())
-        for step in self.steps.values():
-            step.close(ended)
-            if self.outcome != "ok" and not begun and step.state == "unneeded":
-                step.state = "unreached"

@@ -17,6 +17,7 @@ import time
 import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from pipeline.accelerators import GPUS, TPUS
 from pipeline.errors import InputError
@@ -134,8 +135,9 @@ def find(hardware: str, worker: str, name: str, slice_id: str = "") -> Host:
     return Host(wanted, number, name or facts["name"] or "slice", of_slice)
 
 
-def _attributes() -> dict[str, str]:
-    """Metadata of this virtual machine; empty on other machines."""
+def slice_metadata() -> dict[str, str]:
+    """What the machine's metadata says of this host's slice, by the names of `VARIABLES`."""
+    found: dict[str, Any] = {}
     # Google's own clients read this variable too.
     host = os.environ.get("GCE_METADATA_HOST", "metadata.google.internal")
     url = f"http://{host}/computeMetadata/v1/instance/attributes/?recursive=true"
@@ -143,20 +145,15 @@ def _attributes() -> dict[str, str]:
     for _ in range(_METADATA_TRIES):
         try:
             with urllib.request.urlopen(request, timeout=_METADATA_SECONDS) as answer:
-                return {name: str(value) for name, value in json.load(answer).items()}
+                found = json.load(answer)
+            break
         except (OSError, ValueError) as error:
             # Elsewhere there is no such host; on Google's machines it may be slow at boot.
             if not isinstance(getattr(error, "reason", error), TimeoutError):
                 break
-    return {}
-
-
-def slice_metadata() -> dict[str, str]:
-    """What the metadata says of this host's slice, by the names of `VARIABLES`."""
-    found = _attributes()
     # Lines of `NAME: 'value'`.
     more = dict(re.findall(r"^\s*(\w+):\s*'?([^'\n]*?)'?\s*$", found.get("tpu-env", ""), re.M))
-    return {
+    facts = {
         "type": found.get("accelerator-type") or more.get("ACCELERATOR_TYPE", ""),
         "topology": more.get("TOPOLOGY", ""),
         "worker id": found.get("agent-worker-number") or more.get("WORKER_ID", ""),
@@ -164,6 +161,7 @@ def slice_metadata() -> dict[str, str]:
         "slices": more.get("MEGASCALE_NUM_SLICES", ""),
         "slice id": more.get("MEGASCALE_SLICE_ID", ""),
     }
+    return {fact: str(value) for fact, value in facts.items()}
 
 
 def _number(fact: str, facts: Mapping[str, str], count: int, wanted: Hardware) -> int:

@@ -147,15 +147,11 @@ def _reserve_slice(hardware: Hardware, waiting: Waiting) -> Any:
         try:
             waiting.until(lambda: bool(wait([tried], _POLL_SECONDS).done), missing)  # noqa: B023
         except BaseException:
-            tried.add_done_callback(_give_back)  # now or as soon as it is reserved
+            # Given back now, or as soon as it is reserved.
+            tried.add_done_callback(lambda late: late.exception() or late.result().shutdown())
             raise
         if not isinstance(tried.exception(), TimeoutError):
             return tried.result()
-
-
-def _give_back(tried: Future[Any]) -> None:
-    if tried.exception() is None:
-        tried.result().shutdown()
 
 
 def _reserve(hardware: Hardware, tried: Future[Any]) -> None:

@@ -108,13 +108,15 @@ class RayWorkers:
     def map(self, tasks: list[ShardTask], emit: Emit) -> Iterator[Shard]:
         """Write the shards as tasks with the step's resources, a bounded number in flight."""
         waiting, running, look_at, limit = deque(tasks), dict[Any, _Running](), 0.0, 1
+        resources = self._request.step.resources
         stopped = False  # a shard's worker may receive the cancellation before this step does
         while running or (waiting and not (stopped or self.stopping)):
             # Now and then: workers that do not respond, and nodes that joined or left.
             if time.monotonic() > look_at:
                 waiting.extendleft(self._given_up(running, emit))
                 look_at = time.monotonic() + _LOOK_SECONDS
-                limit = self._most()
+                cores = ray.cluster_resources().get("CPU", 1)
+                limit = max(1, int(cores / (resources.shard_cpus or 1) * _IN_FLIGHT_PER_CPU))
             # Some tasks wait at the cluster, so that no core does.
             while waiting and len(running) < limit and not (stopped or self.stopping):
                 task = waiting.popleft()
@@ -137,9 +139,8 @@ class RayWorkers:
                 except RayError as error:
                     self._collector.send("forget", done.heartbeat)
                     gone = host_lost(error)
-                    cause = (
-                        f"its {'host was lost' if gone else 'worker died'} ({text_of(error, 200)})"
-                    )
+                    what = "host was lost" if gone else "worker died"
+                    cause = f"its {what} ({text_of(error, 200)})"
                     waiting.appendleft(self._again(done.task, cause, emit, crashed=not gone))
         if waiting:
             raise Cancelled(f"{len(waiting)} shards are not finished")
@@ -173,13 +174,6 @@ class RayWorkers:
                 self._collector.send("forget", done.heartbeat)
                 tasks.append(dataclasses.replace(done.task, number=done.task.number + 1))
         return tasks
-
-    def _most(self) -> int:
-        """Shards in flight at most: some wait at the cluster, so that no core does."""
-        cores = ray.cluster_resources().get("CPU", 1) / (
-            self._request.step.resources.shard_cpus or 1
-        )
-        return max(1, int(cores * _IN_FLIGHT_PER_CPU))
 
     def _again(self, task: ShardTask, cause: str, emit: Emit, *, crashed: bool = True) -> ShardTask:
         """The task's next try. Raises `WorkerLost` when it has crashed `TRIES` times."""
