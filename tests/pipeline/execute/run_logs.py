@@ -115,6 +115,7 @@ def publish(prefix: str, label: str, inputs: tuple[str, ...], seconds: float) ->
         build="",
         alias=None,
         sources={},
+        needs=(),
         attempt="000001-aaaa",
         started=START - 86_400,
         seconds=seconds,
