@@ -138,6 +138,16 @@ def read_tokenizer(file: str, model: TransformerConfig) -> TextTokenizer:
     return tokenizer
 
 
+def too_long(tokens: int, trained: int) -> str:
+    """A warning about a text of more tokens than the model was trained on; empty for others."""
+    if tokens <= trained:
+        return ""
+    return (
+        f"up to {tokens:,} tokens are more than the {trained:,} the model was trained on; what "
+        "comes after those may make no sense"
+    )
+
+
 def find(url: str) -> Trained:
     """The newest checkpoint in a train step's directory, or the checkpoint in its own directory.
 

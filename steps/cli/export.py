@@ -15,11 +15,11 @@ from typing import Any
 from pipeline import InputError
 from pipeline.cli.context import say
 from pipeline.store import storage
-from steps.exchange.choices import DTYPES
-from steps.exchange.gguf_types import TYPES
+from steps.checkpoints.find import find, open_tokenizer
+from steps.exchange.choices import DTYPES, GGUF_DTYPES
 
 _CONFIG = "config.json"
-_DTYPES = {"hf": DTYPES, "gguf": TYPES}
+_DTYPES = {"hf": DTYPES, "gguf": GGUF_DTYPES}
 _DEFAULTS = {"hf": "bfloat16", "gguf": "f16"}
 
 
@@ -40,26 +40,21 @@ def run(arguments: list[str]) -> int:
     if kind == "hf":
         if folder:
             raise InputError(f"{source}: is a Hugging Face folder already; export it --to gguf")
-        say(f"{out}: {_hf_line(to_hf(source, out, dtype))}")
+        written = to_hf(source, out, dtype)
+        size = f"{written['bytes'] / 1e6:,.1f} MB in {len(written['files'])} files"
+        say(f"{out}: {written['architecture']}, {written['parameters']} parameters, {size}")
     elif folder:
         say(_line(out, to_gguf(source, out, dtype, name, options.ignore_keys)))
     else:
-        _check_tokenizer(source)
+        if not find(source).has_text:
+            raise InputError(
+                f"{source}: expected a model with a tokenizer, which a GGUF file contains; this "
+                "one was trained on rows of integers. Export it --to hf"
+            )
         with tempfile.TemporaryDirectory() as between:
             to_hf(source, between, "float32", auto_tokenizer=False)
             say(_line(out, to_gguf(between, out, dtype, name)))
     return 0
-
-
-def _check_tokenizer(source: str) -> None:
-    """Raise `InputError` if the model was trained on rows of integers."""
-    from steps.checkpoints.find import find
-
-    if not find(source).has_text:
-        raise InputError(
-            f"{source}: expected a model with a tokenizer, which a GGUF file contains; this one "
-            "was trained on rows of integers. Export it --to hf"
-        )
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -84,7 +79,6 @@ def to_hf(directory: str, out: str, dtype: str, *, auto_tokenizer: bool = True) 
     It exports the moving average (EMA) of the parameters if the run kept one. A model that was
     trained on rows of integers is exported without a tokenizer.
     """
-    from steps.checkpoints.find import find, open_tokenizer
     from steps.exchange.hf.hf_folder import Export, write_hf_folder
 
     trained = find(directory)
@@ -97,11 +91,6 @@ def to_hf(directory: str, out: str, dtype: str, *, auto_tokenizer: bool = True) 
         auto_tokenizer=auto_tokenizer,
     )
     return write_hf_folder(out, export)
-
-
-def _hf_line(written: dict[str, Any]) -> str:
-    size = f"{written['bytes'] / 1e6:,.1f} MB in {len(written['files'])} files"
-    return f"{written['architecture']}, {written['parameters']} parameters, {size}"
 
 
 def to_gguf(

@@ -13,11 +13,12 @@ import argparse
 import math
 import sys
 from collections.abc import Iterator
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from pipeline import InputError
 from pipeline.cli.context import say
-from steps.checkpoints.find import Trained, find, open_model, open_tokenizer
+from steps.checkpoints.find import Trained, find, open_model, open_tokenizer, too_long
 
 if TYPE_CHECKING:
     from data.tokenizer.text_tokenizer import TextTokenizer
@@ -35,11 +36,8 @@ def run(arguments: list[str]) -> int:
     say(f"checkpoint of step {trained.step:,}, training {state}: {trained.path}", error=True)
     tokenizer = open_tokenizer(trained, options.tokenizer)
     writer = Writer(trained, tokenizer, options)
-    if options.prompt:
-        writer.write(options.prompt)
-    else:
-        for line in _lines():
-            writer.write([line])
+    for prompts in [options.prompt] if options.prompt else ([line] for line in _lines()):
+        writer.write(prompts)
     return 0
 
 
@@ -108,90 +106,51 @@ class Writer:
     def __init__(
         self, trained: Trained, tokenizer: TextTokenizer, options: argparse.Namespace
     ) -> None:
-        from models.generate.sampling_config import Sampling
+        self._trained, self._tokenizer, self._options = trained, tokenizer, options
 
-        self._trained = trained
-        self._tokenizer = tokenizer
-        self._wanted: int | None = options.new_tokens
-        self._sampling = Sampling(
-            temperature=options.temperature,
-            top_k=options.top_k or None,
-            top_p=options.top_p,
-            seed=options.seed,
-        )
-        self._model: Transformer | None = None
+    @cached_property
+    def _model(self) -> Transformer:
+        trained = self._trained
+        return open_model(trained.path, trained.model, trained.compute_dtype)
 
     def write(self, prompts: list[str]) -> None:
         """Print each prompt and its completion, in order, separated by blank lines."""
         from data.tokenizer.streaming_decode import TextStream
         from models.generate.generate import check, stream
+        from models.generate.sampling_config import Sampling
 
+        options, length = self._options, self._trained.sequence_length
         encoded = [self._tokenizer.prompt_ids(prompt) for prompt in prompts]
         longest = max(map(len, encoded))
-        left = max(self._trained.sequence_length - longest, 1)
-        new_tokens = min(_TOKENS, left) if self._wanted is None else self._wanted
+        new_tokens = options.new_tokens or min(_TOKENS, max(length - longest, 1))
         # Refuse an invalid prompt before the slow load of the model.
         check(self._trained.model, encoded, new_tokens)
-        self._warn(longest + new_tokens)
-        page = _Page(prompts)
+        if warning := too_long(longest + new_tokens, length):
+            say(f"warning: {warning}", error=True)
+        sampling = Sampling(
+            temperature=options.temperature,
+            top_k=options.top_k or None,
+            top_p=options.top_p,
+            seed=options.seed,
+        )
         texts = [TextStream(self._tokenizer, ids) for ids in encoded]
         eos = self._tokenizer.eos_id
-        counts = [0] * len(prompts)
+        # The part of every text that is not printed yet, and the row that is being printed.
+        waiting, ended, counts, at = list(prompts), [False] * len(prompts), [0] * len(prompts), 0
         for parts in stream(
-            self._load(),
-            encoded,
-            new_tokens=new_tokens,
-            sampling=self._sampling,
-            eos_id=eos,
+            self._model, encoded, new_tokens=new_tokens, sampling=sampling, eos_id=eos
         ):
             for row, ids in enumerate(parts):
                 counts[row] += len(ids)
-                ended = eos in ids or counts[row] == new_tokens
-                page.add(row, texts[row].push([i for i in ids if i != eos]))
-                if ids and ended:
-                    page.end(row, texts[row].finish())
-
-    def _load(self) -> Transformer:
-        if self._model is None:
-            path, shape = self._trained.path, self._trained.model
-            self._model = open_model(path, shape, self._trained.compute_dtype)
-        return self._model
-
-    def _warn(self, longest: int) -> None:
-        length = self._trained.sequence_length
-        if longest > length:
-            say(
-                f"warning: up to {longest:,} tokens are more than the "
-                f"{length:,} the model was trained on; what comes after those may make no sense",
-                error=True,
-            )
-
-
-class _Page:
-    """Prints texts that grow concurrently one after the other."""
-
-    def __init__(self, prompts: list[str]) -> None:
-        self._waiting = list(prompts)  # the part of every text that is not printed yet
-        self._ended = [False] * len(prompts)
-        self._row = 0
-
-    def add(self, row: int, piece: str) -> None:
-        """Append to a text."""
-        self._waiting[row] += piece
-        self._print()
-
-    def end(self, row: int, piece: str) -> None:
-        """Append the last piece of a text."""
-        self._waiting[row] += piece
-        self._ended[row] = True
-        self._print()
-
-    def _print(self) -> None:
-        while self._row < len(self._waiting):
-            sys.stdout.write(self._waiting[self._row])
-            self._waiting[self._row] = ""
-            if not self._ended[self._row]:
-                break
-            self._row += 1
-            sys.stdout.write("\n\n" if self._row < len(self._waiting) else "\n")
-        sys.stdout.flush()
+                waiting[row] += texts[row].push([i for i in ids if i != eos])
+                if ids and (eos in ids or counts[row] == new_tokens):
+                    waiting[row] += texts[row].finish()
+                    ended[row] = True
+            while at < len(prompts):
+                sys.stdout.write(waiting[at])
+                waiting[at] = ""
+                if not ended[at]:
+                    break
+                at += 1
+                sys.stdout.write("\n\n" if at < len(prompts) else "\n")
+            sys.stdout.flush()

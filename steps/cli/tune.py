@@ -16,6 +16,7 @@ import json
 import os
 import shlex
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from pipeline import InputError
@@ -29,11 +30,8 @@ from pipeline.graph.step import Node
 from pipeline.store import storage
 from steps.platforms import chip_of
 from steps.training.plan.declared_run import DeclaredRun, declared_run
-from steps.tuning.candidates import CHANGES
-from steps.tuning.choices import flags
-from steps.tuning.compiled import compile_fastest
-from steps.tuning.search import Search, search
-from steps.tuning.table import HEAD, MEANING, cells, data, rows
+from steps.tuning.search import CHANGES, Plan, Search, compile_fastest, search
+from steps.tuning.table import HEAD, MEANING, cells, data, flags, render, rows
 from training.cost import step_time
 
 _ROWS = 5  # most rows of each kind in the terminal
@@ -43,15 +41,7 @@ _PROGRAM = "ponente tune FILE"
 
 @dataclass(frozen=True)
 class Tuning:
-    """The step to tune.
-
-    Attributes:
-        label: label of the step.
-        run: the run that it declares.
-        chip: chip of its hardware.
-        words: file, preset and settings of the command line.
-        settings: settings of the experiment.
-    """
+    """The step to tune; `words` are file, preset and settings of the command line."""
 
     label: str
     run: DeclaredRun
@@ -59,9 +49,16 @@ class Tuning:
     words: list[str]
     settings: Any
 
-    def command(self, more: list[str]) -> str:
-        """The command that runs the experiment with more flags, which replace given ones."""
-        return shlex.join(["ponente", "run", *_without(self.words, more), *more])
+    def command(self, plan: Plan) -> str:
+        """The command that runs the experiment as planned; its flags replace given ones."""
+        more = flags(plan, self.run, self.settings)
+        kept, dropping = [], False
+        for word in self.words:
+            if word.startswith("--"):
+                dropping = word.partition("=")[0] in more
+            if not dropping:
+                kept.append(word)
+        return shlex.join(["ponente", "run", *kept, *more])
 
 
 def run(arguments: list[str]) -> int:
@@ -72,16 +69,10 @@ def run(arguments: list[str]) -> int:
         parser.print_help()
         return 0
     tuning = _tuning(rest, options.step)
-    compile = _plans_to_compile(options.compile, tuning)
-    found = search(
-        tuning.run,
-        tuning.chip,
-        batches=options.batches,
-        uncertain=bool(compile),
-        show=lambda line: say(line, error=True),
-    )
-    if compile:
-        found = compile_fastest(found, tuning.run, compile, lambda line: say(line, error=True))
+    compile, show = _plans_to_compile(options.compile, tuning), partial(say, error=True)
+    batches, uncertain = options.batches, bool(compile)
+    found = search(tuning.run, tuning.chip, batches=batches, uncertain=uncertain, show=show)
+    found = compile_fastest(found, tuning.run, compile, show)
     if options.json:
         say(json.dumps(_plain(tuning, found), indent=2))
     else:
@@ -173,17 +164,6 @@ def _training_step(
     return step, trains[step]
 
 
-def _without(words: list[str], more: list[str]) -> list[str]:
-    """The words without the flags that are in `more` and without their values."""
-    kept, dropping = [], False
-    for word in words:
-        if word.startswith("--"):
-            dropping = word.partition("=")[0] in more
-        if not dropping:
-            kept.append(word)
-    return kept
-
-
 def _head(tuning: Tuning, found: Search) -> list[str]:
     hardware = tuning.run.hardware
     return [
@@ -205,7 +185,7 @@ def _print(tuning: Tuning, found: Search) -> None:
         say("nothing fits: choose a smaller batch or a larger slice")
     for kind, plan in chosen.items():
         say(f"fastest, {MEANING[kind]}:")
-        say(f"  {tuning.command(flags(plan, tuning.run, tuning.settings))}")
+        say(f"  {tuning.command(plan)}")
 
 
 def _say_rows(title: str, lines: list[list[str]]) -> None:
@@ -218,7 +198,7 @@ def _say_rows(title: str, lines: list[list[str]]) -> None:
 
 
 def _plain(tuning: Tuning, found: Search) -> dict[str, Any]:
-    def plain(plan: Any) -> dict[str, Any]:
+    def plain(plan: Plan) -> dict[str, Any]:
         return data(plan, tuning.run, tuning.settings)
 
     return {
@@ -229,27 +209,23 @@ def _plain(tuning: Tuning, found: Search) -> dict[str, Any]:
         "declared": None if found.declared is None else plain(found.declared),
         "fronts": {kind or "nothing": [plain(p) for p in found.fronts[kind]] for kind in CHANGES},
         "chosen": {
-            kind or "nothing": {**plain(plan), "command": tuning.command(plain(plan)["flags"])}
+            kind or "nothing": {**plain(plan), "command": tuning.command(plan)}
             for kind, plan in found.chosen().items()
         },
     }
 
 
 def _write(out: str, tuning: Tuning, found: Search) -> None:
-    from steps.tuning.page import render
-
-    commands = {
-        kind: tuning.command(flags(plan, tuning.run, tuning.settings))
-        for kind, plan in found.chosen().items()
-    }
+    chosen = found.chosen()
+    commands = {kind: tuning.command(plan) for kind, plan in chosen.items()}
     table = rows(found, tuning.run, tuning.settings, 20)
     note = "Seconds are predicted from shapes (docs/predictions.md); nothing was run."
-    text = render(tuning.label, _head(tuning, found), found, table, commands, note)
-    storage.write_atomic(storage.join(out, "index.html"), text.encode())
-    plain = json.dumps(_plain(tuning, found), indent=2)
-    storage.write_atomic(storage.join(out, "tune.json"), plain.encode())
-    best = next(iter(found.chosen().values()), None)
-    if best is not None:
-        line = shlex.join(flags(best, tuning.run, tuning.settings))
-        storage.write_atomic(storage.join(out, "arguments.txt"), f"{line}\n".encode())
+    files = {
+        "index.html": render(tuning.label, _head(tuning, found), found, table, commands, note),
+        "tune.json": json.dumps(_plain(tuning, found), indent=2),
+    }
+    for best in list(chosen.values())[:1]:
+        files["arguments.txt"] = f"{shlex.join(flags(best, tuning.run, tuning.settings))}\n"
+    for name, text in files.items():
+        storage.write_atomic(storage.join(out, name), text.encode())
     say(f"{out}/index.html, tune.json and arguments.txt written", error=True)

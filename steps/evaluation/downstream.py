@@ -1,14 +1,15 @@
-"""Downstream tasks: multiple-choice questions from a file, and tasks of lm-evaluation-harness."""
+"""Downstream tasks: multiple-choice questions, lm-evaluation-harness, and programming problems."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from data.read.listing import absolute, list_folder, list_source
-from models.shape.config import TransformerConfig
+from models.generate.sampling_config import Sampling
+from models.shape.validation import at_least
 from pipeline import (
     External,
     GangProcess,
@@ -24,24 +25,23 @@ from pipeline.events import Emit
 from pipeline.store import storage
 from steps.artifacts import Checkpoint, Scores, Tokenizer
 from steps.checkpoints.find import read_tokenizer
+from steps.evaluation.generate import Request, write_process
 from steps.gang import FLAGS, HUB, joined
-from training.config import TrainConfig
+from training.evaluate.programs.sandbox import Limits
 
 if TYPE_CHECKING:
     from data.tokenizer.text_tokenizer import TextTokenizer
     from training.evaluate.loglikelihood import Question
+    from training.evaluate.programs.problems import Problem
 
 _FIELDS = ("context", "choices", "gold")
 
 
-@dataclass(frozen=True)
-class TaskJob:
-    """The argument of every process of the gang: a checkpoint and the tasks to run on it."""
+class _Work(NamedTuple):
+    """The argument of every process of the gang."""
 
-    checkpoint: str
-    model: TransformerConfig
-    train: TrainConfig
-    tokenizer: str
+    model: Checkpoint
+    tokenizer: Tokenizer
     settings: Mapping[str, Any]
     batch_size: int | None
 
@@ -67,7 +67,7 @@ def multiple_choice(
         batch_size: sequences per batch; None for that of evaluations during training.
     """
     settings = {"questions": questions, "delimiter": delimiter}
-    work = _task_job(model, tokenizer, settings, batch_size)
+    work = _Work(model, tokenizer, settings, batch_size)
     row = run.gang(hardware, answer_process, work)
     return {**row, "headline": [f"accuracy {row['acc']:.3f} of {row['items']} questions"]}
 
@@ -107,7 +107,7 @@ def lm_evaluation(
         hardware: the hardware to run on, with one process.
     """
     settings = {"include_path": include_path, "num_fewshot": num_fewshot, "limit": limit}
-    work = _task_job(model, tokenizer, {"tasks": tasks, **settings}, batch_size)
+    work = _Work(model, tokenizer, {"tasks": tasks, **settings}, batch_size)
     answered = run.gang(hardware, harness_process, work)
     return {
         "tasks": answered["tasks"],
@@ -119,34 +119,22 @@ def lm_evaluation(
     }
 
 
-def _task_job(
-    model: Checkpoint, tokenizer: Tokenizer, settings: Mapping[str, Any], batch_size: int | None
-) -> TaskJob:
-    return TaskJob(
-        checkpoint=model.final,
-        model=model.model,
-        train=model.train,
-        tokenizer=tokenizer.file,
-        settings=settings,
-        batch_size=batch_size,
-    )
-
-
-def answer_process(work: TaskJob, *, process: GangProcess, emit: Emit) -> dict[str, Any]:
+def answer_process(work: _Work, *, process: GangProcess, emit: Emit) -> dict[str, Any]:
     """One process of the gang of `multiple_choice`; returns the metrics."""
     from models.jax_numerics import fixed_numerics
     from training.evaluate.loglikelihood import accuracy, answer
 
     del emit
     with joined(process), fixed_numerics():
-        tokenizer = read_tokenizer(work.tokenizer, work.model)
-        delimiter = work.settings["delimiter"]
-        questions = read_questions(work.settings["questions"], tokenizer, delimiter)
+        tokenizer = read_tokenizer(work.tokenizer.file, work.model.model)
+        questions = read_questions(
+            work.settings["questions"], tokenizer, work.settings["delimiter"]
+        )
         likelihood, model = _loaded(work, tokenizer)
         return accuracy(questions, answer(likelihood, model, questions))
 
 
-def harness_process(work: TaskJob, *, process: GangProcess, emit: Emit) -> dict[str, Any]:
+def harness_process(work: _Work, *, process: GangProcess, emit: Emit) -> dict[str, Any]:
     """The only process of the gang of `lm_evaluation`."""
     import importlib.metadata
 
@@ -157,26 +145,24 @@ def harness_process(work: TaskJob, *, process: GangProcess, emit: Emit) -> dict[
     settings = dict(work.settings)
     tasks, folder = settings.pop("tasks"), settings.pop("include_path")
     harness()  # refuses a missing installation before the model is loaded
-    tokenizer = read_tokenizer(work.tokenizer, work.model)
+    tokenizer = read_tokenizer(work.tokenizer.file, work.model.model)
     with fixed_numerics():
         likelihood, model = _loaded(work, tokenizer)
-    lm = adapter(model, likelihood, tokenizer, work.train.sequence_length)
-    if folder is not None:
-        from lm_eval.tasks import TaskManager  # pyrefly: ignore[missing-import]
+        lm = adapter(model, likelihood, tokenizer, work.model.train.sequence_length)
+        if folder is not None:
+            from lm_eval.tasks import TaskManager  # pyrefly: ignore[missing-import]
 
-        settings["task_manager"] = TaskManager(include_path=folder)
-    version = importlib.metadata.version("lm_eval")
-    with fixed_numerics():
+            settings["task_manager"] = TaskManager(include_path=folder)
+        version = importlib.metadata.version("lm_eval")
         return {"tasks": run_tasks(lm, tasks, **settings), "version": version}
 
 
-def _loaded(work: TaskJob, tokenizer: TextTokenizer) -> tuple[Any, Any]:
+def _loaded(work: _Work, tokenizer: TextTokenizer) -> tuple[Any, Any]:
     """(likelihood, model) on all devices."""
     from training.evaluate.checkpoint_scorer import load_scored
 
-    return load_scored(
-        work.checkpoint, work.model, work.train, tokenizer.eos_id, batch_size=work.batch_size
-    )
+    found, size = work.model, work.batch_size
+    return load_scored(found.final, found.model, found.train, tokenizer.eos_id, batch_size=size)
 
 
 def read_questions(url: str, tokenizer: TextTokenizer, delimiter: str) -> Sequence[Question]:
@@ -199,3 +185,87 @@ def read_questions(url: str, tokenizer: TextTokenizer, delimiter: str) -> Sequen
     if not found:
         raise InputError(f"{url}: no questions; give a line for each")
     return found
+
+
+def _check_programs(arguments: Mapping[str, Any]) -> None:
+    at_least(
+        "code_evaluation",
+        attempts=(arguments["attempts"], 1),
+        new_tokens=(arguments["new_tokens"], 1),
+    )
+
+
+@step(output=Scores, version=2, check=_check_programs, environment=FLAGS)
+def code_evaluation(
+    run: StepContext,
+    model: Checkpoint | None = None,
+    tokenizer: Tokenizer | None = None,
+    *,
+    problems: Annotated[str, External(list_source, absolute)],
+    attempts: int = 1,
+    new_tokens: int = 256,
+    sampling: Sampling = Sampling(temperature=0.2, top_k=None, top_p=0.95),
+    limits: Limits = Limits(),
+    hardware: Annotated[Hardware, Runtime] = local(),
+) -> Result:
+    """The share of programming problems that a model solves; answers run in a sandbox only.
+
+    Args:
+        model: generates the answers; None if every problem has a `completion`.
+        tokenizer: by default the tokenizer of the model's training.
+        problems: URL of JSON lines, see `training.evaluate.programs.problems.Problem`.
+        attempts: answers that the model generates for each problem.
+        new_tokens: most tokens of an answer.
+        sampling: how answers are sampled. The default is HumanEval's for one answer per problem;
+            several answers need a temperature of about 0.8.
+        limits: limits of each command of a program.
+        hardware: the hardware for generation. Programs run on the machine of this step.
+
+    Raises:
+        InputError: this machine cannot run programs safely (checked before generation), it has no
+            compiler for a language, or the problems cannot be read.
+    """
+    from training.evaluate.programs.problems import judge, parse_problems, rates, tool
+    from training.evaluate.programs.sandbox import check
+
+    found = parse_problems(storage.read_bytes(problems), problems)
+    version = check(limits)
+    for language in {problem.language for problem in found}:
+        tool(language)
+    if model is None:
+        answers = [(problem, _given(problem, problems)) for problem in found]
+    else:
+        repeated = [problem for problem in found for _ in range(attempts)]
+        request = Request(
+            checkpoint=model,
+            tokenizer=tokenizer or model.tokenizer(),
+            prompts=tuple(problem.prompt for problem in repeated),
+            new_tokens=new_tokens,
+            sampling=sampling,
+        )
+        answers = list(zip(repeated, run.gang(hardware, write_process, request), strict=True))
+    judged = []
+    for index, (problem, completion) in enumerate(answers):
+        judged.append(judge(problem, completion, limits))
+        run.progress(index + 1, len(answers), "programs")
+    with run.shard("programs") as directory:
+        lines = "".join(json.dumps(dataclasses.asdict(one)) + "\n" for one in judged)
+        storage.write_atomic(storage.join(directory, "programs.jsonl"), lines.encode())
+    tasks = rates(judged)
+    total = tasks["all"]
+    return {
+        "tasks": tasks,
+        "measured": {"sandbox": version},
+        "headline": [
+            f"{total['pass@1']:.1%} of {len(judged)} programs pass their tests, "
+            f"{total['compiled']:.1%} compile"
+        ],
+    }
+
+
+def _given(problem: Problem, source: str) -> str:
+    if problem.completion is None:
+        raise InputError(
+            f"{source}: problem {problem.name!r} has no completion; give one, or a model"
+        )
+    return problem.completion

@@ -1,19 +1,103 @@
-"""Evaluate a trained model on held-out splits, whole or in part."""
+"""Score a trained model on held-out splits, whole or in part; `follow` takes the same job."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Annotated, Any
+from contextlib import closing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
 
-from pipeline import GangProcess, Hardware, Result, Runtime, StepContext, local, step
+from models.generate.sampling_config import Sampling
+from models.shape.config import TransformerConfig
+from models.shape.validation import Count, check_fields, check_value
+from pipeline import GangProcess, Hardware, InputError, Result, Runtime, StepContext, local, step
 from pipeline.events import Emit
 from steps.artifacts import Checkpoint, Scores, TokenCache, Tokenizer
 from steps.declared import check_splits
-from steps.evaluation.score_job import NOTHING_ELSE, Also, check_sizes, score_job
 from steps.gang import FLAGS, joined
+from training.config import TrainConfig
+
+if TYPE_CHECKING:
+    from training.evaluate.checkpoint_scorer import ScoreJob
 
 _FIGURES = ("loss", "bits_per_byte", "tokens", "bytes")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Also:
+    """Generated samples in addition to loss and bits per byte.
+
+    Attributes:
+        prompts: texts to continue; they need the tokenizer as an input.
+        new_tokens: most tokens of a completion.
+        temperature: 0 is greedy.
+        top_k: sample among the k likeliest tokens only.
+        seed: seed of the sampling, the same at every checkpoint.
+    """
+
+    prompts: tuple[str, ...] = ()
+    new_tokens: Count = 64
+    temperature: float = 0.8
+    top_k: int = 40
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        _ = self.sampling  # its constructor refuses
+
+    @property
+    def sampling(self) -> Sampling:
+        return Sampling(temperature=self.temperature, top_k=self.top_k, seed=self.seed)
+
+
+NOTHING_ELSE = Also()
+
+
+def check_sizes(arguments: Mapping[str, Any]) -> None:
+    """Refuse a number of sequences or a batch size that is invalid for every checkpoint."""
+    for name in ("sequences", "batch_size"):
+        check_value(f"evaluation.{name}", arguments[name], Count | None)
+
+
+def score_job(
+    tokens: TokenCache,
+    tokenizer: Tokenizer | None,
+    model: TransformerConfig,
+    train: TrainConfig,
+    *,
+    splits: tuple[str, ...],
+    sequences: int | None,
+    also: Also,
+    batch_size: int | None,
+) -> ScoreJob:
+    """The job of a `Scorer` on the held-out splits of a token cache, as for `evaluate`."""
+    from training.config.job import Prompts
+    from training.evaluate.checkpoint_scorer import ScoreJob
+
+    found = tokens.named_splits(splits)
+    if not found:
+        raise InputError(f"{tokens.path}: no held-out split; sample some validation tokens")
+    prompts = None
+    if tokenizer is not None and also.prompts:
+        prompts = Prompts(
+            tokenizer=tokenizer.file,
+            prompts=also.prompts,
+            new_tokens=also.new_tokens,
+            sampling=also.sampling,
+        )
+    return ScoreJob(
+        model=model,
+        train=train,
+        splits=found,
+        sequences=sequences,
+        batch_size=batch_size,
+        token_bytes=tuple(tokens.token_bytes().tolist()),
+        eos_id=tokens.result["eos_id"],
+        tokenizer=tokens.result["tokenizer"],
+        prompts=prompts,
+        masked=tokens.masked,
+    )
 
 
 def _check(arguments: Mapping[str, Any]) -> None:
@@ -74,8 +158,6 @@ def score_process(
     work: tuple[Any, str], *, process: GangProcess, emit: Emit
 ) -> dict[str, list[Any]]:
     """One process of the gang: load the checkpoint and score it."""
-    from contextlib import closing
-
     from training.evaluate.checkpoint_scorer import Scorer
 
     del emit

@@ -40,7 +40,7 @@ from pipeline.store.ledger import Ledger
 from pipeline.store.parallel import concurrently
 from steps.artifacts import Checkpoint, Scores, TokenCache, Tokenizer
 from steps.checkpoints.find import ABOUT, about_of
-from steps.evaluation.score_job import NOTHING_ELSE, Also, check_sizes, score_job
+from steps.evaluation.evaluate import NOTHING_ELSE, Also, check_sizes, score_job
 from steps.gang import FLAGS, joined
 from training.config import TrainConfig
 from training.config.batch_schedule import due

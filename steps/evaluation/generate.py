@@ -7,34 +7,21 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from models.generate.sampling_config import Sampling
-from models.shape.config import TransformerConfig
 from models.shape.validation import at_least
 from pipeline import GangProcess, Hardware, InputError, Result, Runtime, StepContext, local, step
 from pipeline.events import Emit, Progress, Warned
 from steps.artifacts import Checkpoint, Completions, Tokenizer
-from steps.checkpoints.find import open_model, read_tokenizer
+from steps.checkpoints.find import open_model, read_tokenizer, too_long
 from steps.declared import nearest_setting
 from steps.gang import FLAGS, joined
 
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """The argument of every process of the gang.
+    """The argument of every process of the gang: the completions to generate."""
 
-    Attributes:
-        checkpoint: URL of the checkpoint's directory.
-        model: shape of the model.
-        dtype: dtype of matmuls in training.
-        sequence_length: tokens of a sequence in training.
-        tokenizer: URL of the tokenizer.json.
-        prompts, new_tokens, sampling: the completions to generate.
-    """
-
-    checkpoint: str
-    model: TransformerConfig
-    dtype: str
-    sequence_length: int
-    tokenizer: str
+    checkpoint: Checkpoint
+    tokenizer: Tokenizer
     prompts: tuple[str, ...]
     new_tokens: int
     sampling: Sampling
@@ -85,13 +72,9 @@ def generate(
         seed: seed of the random numbers.
         hardware: the hardware to run on; one device of each process generates.
     """
-    trained = checkpoint.train
     request = Request(
-        checkpoint=checkpoint.final,
-        model=checkpoint.model,
-        dtype=trained.compute_dtype,
-        sequence_length=trained.sequence_length,
-        tokenizer=(tokenizer or checkpoint.tokenizer()).file,
+        checkpoint=checkpoint,
+        tokenizer=tokenizer or checkpoint.tokenizer(),
         prompts=prompts,
         new_tokens=new_tokens,
         sampling=Sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed),
@@ -119,24 +102,20 @@ def write_process(request: Request, *, process: GangProcess, emit: Emit) -> list
 def _write(request: Request, emit: Emit) -> list[str]:
     from models.generate.generate import check, stream
 
-    tokenizer = read_tokenizer(request.tokenizer, request.model)
+    trained, new = request.checkpoint, request.new_tokens
+    shape, length = trained.model, trained.train.sequence_length
+    tokenizer = read_tokenizer(request.tokenizer.file, shape)
     encoded = [tokenizer.prompt_ids(prompt) for prompt in request.prompts]
-    check(request.model, encoded, request.new_tokens)
-    longest = max(map(len, encoded)) + request.new_tokens
-    if longest > request.sequence_length:
-        message = (
-            f"up to {longest:,} tokens are more than the {request.sequence_length:,} the model "
-            "was trained on; what comes after those may make no sense"
-        )
-        emit(Warned(message))
-    model = open_model(request.checkpoint, request.model, request.dtype)
-    eos, new = tokenizer.eos_id, request.new_tokens
+    check(shape, encoded, new)
+    if warning := too_long(max(map(len, encoded)) + new, length):
+        emit(Warned(warning))
+    model = open_model(trained.final, shape, trained.train.compute_dtype)
     generated: list[list[int]] = [[] for _ in request.prompts]
-    for parts in stream(model, encoded, new_tokens=new, sampling=request.sampling, eos_id=eos):
+    sampling, eos = request.sampling, tokenizer.eos_id
+    for parts in stream(model, encoded, new_tokens=new, sampling=sampling, eos_id=eos):
         for row, part in zip(generated, parts, strict=True):
             row += part
-        done = max(map(len, generated))
-        emit(Progress(done, new, "tokens"))
+        emit(Progress(max(map(len, generated)), new, "tokens"))
     return [
         tokenizer.continuation(ids, prompt) for prompt, ids in zip(encoded, generated, strict=True)
     ]

@@ -1,4 +1,4 @@
-"""The dtypes and parameters that an export can have; imports no numpy."""
+"""What an export can be; imports no numpy, because declarations of graphs read it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from pipeline.errors import InputError
 
 DTYPES = ("bfloat16", "float32")
 PARAMETERS = ("ema", "last")
+GGUF_DTYPES = ("f16", "bf16", "q8_0", "f32")
+"""llama.cpp's names; q8_0 has blocks of 32 integers of 8 bits with one scale per block."""
 
 OTHER_TOKENIZER = (
     "train with Qwen2's tokenizer or without qkv_biases, or set auto_tokenizer=False for programs "

@@ -83,18 +83,17 @@ def import_hf(
         ignore_keys: unknown keys of config.json to ignore; make sure that they change nothing.
         eos: name of the token that ends a document, where the folder names none or another.
     """
-    from steps.exchange.hf.read_hf import described, open_hf, opened, write_checkpoint
+    from steps.exchange.hf.read_hf import open_hf, opened, write_checkpoint
     from training.checkpoint.files import content_of, read_index
 
     with opened(source) as folder:
-        model = open_hf(folder, ignore_keys, eos)
+        model, tokenizer_json, tokenizer = open_hf(folder, ignore_keys, eos)
         about: dict[str, Any] = {"step": 0, "progress": "imported"}
         with run.shard(_CHECKPOINT, about) as directory:
             write_checkpoint(model, directory)
             about["content"] = content_of(read_index(directory))
     with run.shard("tokenizer") as directory:
-        file = storage.join(directory, "tokenizer.json")
-        storage.write_atomic(file, model.tokenizer_json)
+        storage.write_atomic(storage.join(directory, "tokenizer.json"), tokenizer_json)
     config = model.config
     if config.padded_vocab_size > config.vocab_size:
         run.warn(
@@ -103,14 +102,18 @@ def import_hf(
         )
     length = sequence_length or min(model.positions, _MOST_TOKENS)
     train = TrainConfig(batch_size=8, sequence_length=length, compute_dtype=compute_dtype)
-    line = f"{model.architecture}, {config.parameter_count:,} parameters"
+    name, parameters = model.architecture.name, config.parameter_count
     return {
         "checkpoint": _CHECKPOINT,
         "model": plain_identity(config),
         "train": plain_identity(train),
-        "vocab_size": model.tokenizer.vocab_size,
-        "digest": model.tokenizer.digest,
-        "imported": described(model),
+        "vocab_size": tokenizer.vocab_size,
+        "digest": tokenizer.digest,
+        "imported": {
+            "architecture": name,
+            "parameters": parameters,
+            "positions": model.positions,
+        },
         "measured": {"source": source},
-        "headline": [line],
+        "headline": [f"{name}, {parameters:,} parameters"],
     }

@@ -6,7 +6,7 @@ It imports no large library, because `plan` uses it before any training.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from models.shape.config import TransformerConfig
@@ -31,10 +31,9 @@ class Point:
     """One run.
 
     Attributes:
-        name: label in tables.
-        parameters: N, all parameters, embeddings included (Hoffmann et al., 2022).
+        parameters: N, embeddings included (Hoffmann et al., 2022).
         tokens: D, positions trained on.
-        flops: training FLOPs, by `models.shape.footprint` (causal).
+        flops: of training, by `models.shape.footprint` (causal).
         loss: loss on a held-out split, nats per token; NaN before the run.
     """
 
@@ -122,20 +121,13 @@ def short(count: float) -> str:
 
 def _spread(points: Sequence[Point]) -> float:
     """Standard deviation of (log N, log D) across their principal axis."""
-    sizes = _centred(point.parameters for point in points)
-    tokens = _centred(point.tokens for point in points)
-    xx, yy = _dot(sizes, sizes), _dot(tokens, tokens)
-    xy = _dot(sizes, tokens)
+    pairs = [(math.log(point.parameters), math.log(point.tokens)) for point in points]
+    n, d = (math.fsum(values) / len(pairs) for values in zip(*pairs, strict=True))
+    xx, yy, xy = (
+        math.fsum(values) / len(pairs)
+        for values in zip(
+            *(((x - n) ** 2, (y - d) ** 2, (x - n) * (y - d)) for x, y in pairs), strict=True
+        )
+    )
     # The smaller eigenvalue of the covariance of two variables.
-    smaller = (xx + yy) / 2 - math.hypot((xx - yy) / 2, xy)
-    return math.sqrt(max(0.0, smaller))
-
-
-def _centred(values: Iterable[float]) -> list[float]:
-    logs = [math.log(value) for value in values]
-    mean = math.fsum(logs) / len(logs)
-    return [value - mean for value in logs]
-
-
-def _dot(left: Sequence[float], right: Sequence[float]) -> float:
-    return math.fsum(x * y for x, y in zip(left, right, strict=True)) / len(left)
+    return math.sqrt(max(0.0, (xx + yy) / 2 - math.hypot((xx - yy) / 2, xy)))

@@ -1,14 +1,16 @@
-"""Fit and draw the scaling law of several runs, and predict what larger budgets buy."""
+"""A ladder of runs, the law fitted to their losses, and what larger budgets buy."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeVar
 
+from models.shape.config import TransformerConfig
+from models.shape.footprint import training_flops_per_token
 from models.shape.validation import at_least
-from pipeline import Artifact, InputError, Result, StepContext, step
+from pipeline import Artifact, InputError, Result, StepContext, step, sweep
 from pipeline.graph.facts import Facts, Results
 from pipeline.graph.step import Node
 from pipeline.store import storage
@@ -19,17 +21,52 @@ from steps.scaling_law.points import (
     check_frontier,
     point_of,
     same_budget,
+    short,
     why_not_two_variables,
 )
 from steps.training.budget import MOST_EPOCHS
 from steps.training.plan.declared_run import declared_run
 from training.config import TrainConfig
 
-if TYPE_CHECKING:
-    from steps.scaling_law.forecast import ScalingLaw
-
+A = TypeVar("A", bound=Artifact)
 _MORE = (10.0, 100.0)
 """Default budgets, as multiples of the FLOPs of the largest run."""
+
+
+def ladder(
+    build: Callable[[TransformerConfig, int], A],
+    models: Sequence[TransformerConfig],
+    *,
+    flops: Sequence[float],
+    length: int,
+) -> tuple[A, ...]:
+    """The outputs of `build(model, tokens)` for every model and budget, labelled with both.
+
+        runs = ladder(rung, models, flops=(1e17, 4e17), length=2048)
+
+    Args:
+        build: declares the training of a model on a number of tokens, for example with
+            `train(..., tokens=tokens)`, which rounds them down to whole batches. It also chooses
+            the settings that depend on the size (learning rate, batch).
+    """
+    rungs: dict[str, tuple[TransformerConfig, int]] = {}
+    for model in models:
+        for budget in flops:
+            name = f"{short(model.parameter_count)} by {budget:.3g} FLOPs"
+            if name in rungs:
+                raise InputError(f"ladder: two runs of {name}; give each size and budget once")
+            tokens = budget / training_flops_per_token(model, length, causal=True)
+            if not length <= tokens < math.inf:
+                raise InputError(
+                    f"ladder: {name} are {tokens:.0f} tokens, expected at least one sequence of "
+                    f"{length}; raise the FLOPs"
+                )
+            rungs[name] = (model, int(tokens))
+
+    def declare(rung: tuple[TransformerConfig, int]) -> A:
+        return build(*rung)
+
+    return sweep(declare, rungs)
 
 
 def _check(arguments: Mapping[str, Any]) -> None:
@@ -107,7 +144,7 @@ def scaling(
             on the split.
     """
     from steps.scaling_law import page as scaling_page
-    from steps.scaling_law.forecast import CONFIDENCE, ScalingLaw
+    from steps.scaling_law.fit import CONFIDENCE, ScalingLaw
 
     trained = [_checkpoint(each) for each in runs]
     tokenizers = {each.sequences.cache.result["tokenizer"] for each in trained}
@@ -139,28 +176,20 @@ def scaling(
         "coefficients": {name: asdict(each) for name, each in law.coefficients().items()},
         "confidence": CONFIDENCE,
         "noise": law.fit.noise,
-        "runs": _residuals(law),
+        "runs": [
+            {**asdict(point), "fitted": float(fitted), "residual": math.log(point.loss / fitted)}
+            for point, fitted in zip(law.points, law.fit.fitted, strict=True)
+        ],
         "budgets": [{**asdict(each), "extrapolation": each.flops / law.largest} for each in bought],
         "headline": [scaling_page.formula(law), *(scaling_page.sentence(law, b) for b in bought)],
     }
 
 
-def _residuals(law: ScalingLaw) -> list[dict[str, Any]]:
-    """The runs that the law was fitted to, with fitted loss and residual of log L."""
-    return [
-        {**asdict(point), "fitted": float(fitted), "residual": math.log(point.loss / fitted)}
-        for point, fitted in zip(law.points, law.fit.fitted, strict=True)
-    ]
-
-
 def _rows(scored: Artifact) -> list[dict[str, Any]]:
     """Rows with split and loss of the finished model; the one of the headline comes first."""
     if "evaluations" in scored.result:
-        last = scored.result["last"]
-        return [
-            last,
-            *(row for row in scored.result["evaluations"] if row["split"] != last["split"]),
-        ]
+        last, rows = scored.result["last"], scored.result["evaluations"]
+        return [last, *(row for row in rows if row["split"] != last["split"])]
     rows = scored.result.get("rows", [])
     if not rows:
         raise InputError(f"scaling: {scored.manifest.label} has no loss; give evaluate's scores")

@@ -123,18 +123,9 @@ def extend(
     else:
         done, first = checkpoint.train.steps, checkpoint.first_steps
         optimizer = optimizer.continued(at or done, train.steps, first)
-    return run_training(
-        run,
-        sequences,
-        model or checkpoint.model,
-        optimizer,
-        train,
-        splits=splits,
-        prompts=sample_prompts,
-        hardware=hardware,
-        start=_start(checkpoint, model, take, at),
-        first_steps=first,
-    )
+    shape, start = model or checkpoint.model, _start(checkpoint, model, take, at)
+    job = (run, sequences, shape, optimizer, train, splits, sample_prompts, hardware)
+    return run_training(*job, start=start, first_steps=first)
 
 
 def _check_warm_start(arguments: Mapping[str, Any]) -> None:
@@ -188,47 +179,30 @@ def warm_start(
             f'warm_start: {checkpoint.path} was imported and has no moments; take="model"'
         )
     _check_tokenizer("warm_start", checkpoint, sequences)
-    return run_training(
-        run,
-        sequences,
-        model or checkpoint.model,
-        optimizer,
-        resolved(train, sequences),
-        splits=splits,
-        prompts=sample_prompts,
-        hardware=hardware,
-        start=_start(checkpoint, model, take, at),
-    )
+    shape, start = model or checkpoint.model, _start(checkpoint, model, take, at)
+    train = resolved(train, sequences)
+    job = (run, sequences, shape, optimizer, train, splits, sample_prompts, hardware)
+    return run_training(*job, start=start)
 
 
 def _check_tokenizer(step: str, checkpoint: Checkpoint, sequences: Sequences) -> None:
     """Refuse tokens that another tokenizer than the model's produced."""
-    mine = sequences.cache.result["tokenizer"]
-    theirs = (
-        checkpoint.result["digest"]
-        if checkpoint.imported
-        else checkpoint.sequences.cache.result["tokenizer"]
+    mine, how, imported = sequences.cache.result["tokenizer"], "", checkpoint.imported
+    made = checkpoint.result["digest"] if imported else None
+    theirs = made or checkpoint.sequences.cache.result["tokenizer"]
+    if mine == theirs:
+        return
+    if imported:
+        own = checkpoint.tokenizer().load()
+        # Another program may write an equal tokenizer as different bytes, with another digest.
+        if own.gives_ids_of(sequences.cache.tokenizer().load()):
+            return
+        bos, eos = own.decode([own.bos_id]), own.decode([own.eos_id])
+        how = f": steps.tokenizer(its tokenizer.json, bos={bos!r}, eos={eos!r})"
+    raise InputError(
+        f"{step}: the model's tokenizer has digest {theirs[:12]}, that of the tokens "
+        f"{mine[:12]}; tokenize the documents with the model's tokenizer{how}"
     )
-    if mine != theirs and not _same_ids(sequences, checkpoint):
-        how = ""
-        if checkpoint.imported:
-            own = checkpoint.tokenizer().load()
-            bos, eos = own.decode([own.bos_id]), own.decode([own.eos_id])
-            how = f": steps.tokenizer(its tokenizer.json, bos={bos!r}, eos={eos!r})"
-        raise InputError(
-            f"{step}: the model's tokenizer has digest {theirs[:12]}, that of the tokens "
-            f"{mine[:12]}; tokenize the documents with the model's tokenizer{how}"
-        )
-
-
-def _same_ids(sequences: Sequences, checkpoint: Checkpoint) -> bool:
-    """Whether an imported model's tokenizer gives the ids of the sequences' tokenizer.
-
-    Another program may write an equal tokenizer as different bytes, with another digest.
-    """
-    if not checkpoint.imported:
-        return False
-    return checkpoint.tokenizer().load().gives_ids_of(sequences.cache.tokenizer().load())
 
 
 def _start(

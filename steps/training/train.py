@@ -28,7 +28,6 @@ from steps.declared import check_training
 from steps.gang import FLAGS, TRACKING, joined
 from steps.training.budget import check_budget, resolved, told_epochs
 from steps.training.plan.facts import training_facts
-from steps.training.training_result import measured, summary
 from training.config import OptimizerConfig, TrainConfig
 from training.config.batch_schedule import kept_for_good, rows_read
 from training.config.job import Listener, Prompts, Start, TrainJob
@@ -88,16 +87,8 @@ def train(
         sample_prompts: texts that the model continues after each evaluation.
         hardware: the hardware to train on.
     """
-    return run_training(
-        run,
-        sequences,
-        model,
-        optimizer,
-        resolved(train, sequences, epochs, tokens),
-        splits=splits,
-        prompts=sample_prompts,
-        hardware=hardware,
-    )
+    train = resolved(train, sequences, epochs, tokens)
+    return run_training(run, sequences, model, optimizer, train, splits, sample_prompts, hardware)
 
 
 def run_training(
@@ -106,10 +97,10 @@ def run_training(
     model: TransformerConfig,
     optimizer: OptimizerConfig,
     train: TrainConfig,
-    *,
     splits: tuple[str, ...],
     prompts: tuple[str, ...],
     hardware: Hardware,
+    *,
     start: Start | None = None,
     first_steps: int = 0,
 ) -> dict[str, Any]:
@@ -138,7 +129,13 @@ def run_training(
         padded=sequences.padded,
         checkpoint_directory=storage.join(run.directory, "checkpoints"),
         attempt=run.attempt,
-        resume_from=_checkpoints(run),
+        # Of earlier attempts, by step; this attempt becomes their owner.
+        resume_from=tuple(
+            sorted(
+                (shard.result["step"], storage.join(run.root, shard.root))
+                for shard in run.claim("checkpoint/").values()
+            )
+        ),
         start=start,
         name=run.root.rpartition("/")[2],
         run_directory=run.keep,
@@ -164,15 +161,44 @@ def run_training(
             "metrics.jsonl): not finite, a loss spike, or no counted token"
         )
     return {
-        **summary(trained["checkpoint"], evaluations, entropy, skipped),
+        **_summary(trained["checkpoint"], evaluations, entropy, skipped),
         "model": plain_identity(model),
         "train": identity,
         "first_steps": first_steps or train.steps,
         "epochs": list(passes),
         "measured": {
-            **measured(trained, hardware),
+            "hardware": hardware.name,
+            **{name: trained[name] for name in ("devices", "seconds", "compilations")},
+            "attention": f"{trained['backend']}: {trained['backend_reason']}",
+            **{name: trained[name] for name in ("notes", "memory")},
             "runtime": {k: v for k, v in dataclasses.asdict(train).items() if k not in identity},
         },
+    }
+
+
+def _summary(
+    checkpoint: str, rows: list[dict[str, Any]], entropy: float, skipped: int
+) -> dict[str, Any]:
+    """Losses of the run's first and last evaluation, skipped updates, and the headline."""
+    # An extended run may evaluate on other splits than the run that it continues: take the first
+    # split of the last evaluation.
+    name = next(row["split"] for row in rows if row["step"] == rows[-1]["step"])
+    of_split = [row for row in rows if row["split"] == name]
+    first, last = of_split[0], of_split[-1]
+    per_byte = last.get("bits_per_byte")
+    bits = "" if per_byte is None else f"; {per_byte:.3f} bits per byte"
+    bits += f"; {skipped:,} updates not applied" if skipped else ""
+    return {
+        "checkpoint": checkpoint,
+        "skipped": skipped,
+        "unigram_entropy": entropy,
+        "first": first,
+        "last": last,
+        "evaluations": [row for row in rows if row["step"] == last["step"]],
+        "headline": [
+            f"{name} loss {first['loss']:.3f} -> {last['loss']:.3f} nats per token over "
+            f"{last['step']:,} steps (unigram entropy {entropy:.3f}{bits})"
+        ],
     }
 
 
@@ -234,8 +260,7 @@ class _Recorder(Listener):
         self._logged = -_LOG_SECONDS
 
     def commit(self, step: int, path: str) -> None:
-        train = self._job.train
-        record_checkpoint(self._ledger, train, step, path, train.steps)
+        record_checkpoint(self._ledger, self._job.train, step, path)
 
     def drop(self, step: int, path: str) -> None:
         drop_checkpoint(self._ledger, step, path, self._job.attempt)
@@ -272,14 +297,11 @@ class _Recorder(Listener):
         self._emit(Warned(message))
 
 
-def record_checkpoint(
-    ledger: Ledger, train: TrainConfig, step: int, path: str, steps: int | None = None
-) -> None:
+def record_checkpoint(ledger: Ledger, train: TrainConfig, step: int, path: str) -> None:
     """Record a complete checkpoint, from which the next attempt can resume.
 
     The record's name depends on the step alone, so a newer attempt replaces the record that an
     older attempt has of the same step: the older attempt may still run and delete its own files.
-    `steps` is the length of the run, for the progress text.
     """
     from training.checkpoint.files import content_of, measured, read_index
 
@@ -288,11 +310,10 @@ def record_checkpoint(
     # Which checkpoints exist only for resuming depends on when attempts ended, so the content
     # digest of the output leaves them out.
     kept = kept_for_good(step, train)
-    progress = f"step {step:,} of {steps:,}" if steps else f"step {step:,}"
     result = {
         "step": step,
         "content": content_of(index) if kept else None,
-        "progress": f"{progress} saved",
+        "progress": f"step {step:,} of {train.steps:,} saved",
     }
     ledger.add(name, path, result, files, replace=True)
 
@@ -307,9 +328,3 @@ def drop_checkpoint(ledger: Ledger, step: int, path: str, attempt: str) -> None:
 def shard_name(step: int) -> str:
     """Name of a step's checkpoint in ledger and manifest, the same for all attempts."""
     return f"checkpoint/{step:08d}"
-
-
-def _checkpoints(run: StepContext) -> tuple[tuple[int, str], ...]:
-    """(step, URL) of earlier attempts' checkpoints by step; this attempt becomes their owner."""
-    shards = run.claim("checkpoint/").values()
-    return tuple(sorted((s.result["step"], storage.join(run.root, s.root)) for s in shards))

@@ -1,21 +1,54 @@
-"""Search the candidates that fit by formula for the fastest at every amount of memory."""
+"""Search the settings of a train step: by formula, then with the TPU compiler for the fastest."""
 
 from __future__ import annotations
 
-import dataclasses
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from typing import Any
 
-from pipeline import InputError
+from models.shape.config import TransformerConfig
+from pipeline import Hardware, InputError
 from pipeline.accelerators import Chip
 from steps.training.plan.declared_run import DeclaredRun
 from steps.training.plan.memory import CERTAIN, Fit, fit
-from steps.tuning.candidates import CHANGES, NOTHING, Candidate, candidates
+from training.config import TrainConfig
+from training.cost.memory_plan import SHARDINGS
 from training.cost.step_time import Forecast, forecast
+from training.preflight import check
 
+NOTHING, ROUNDING, TRAINING, MODEL = "", "rounding", "training", "model"
+CHANGES = (NOTHING, ROUNDING, TRAINING, MODEL)
+"""The effect of settings on a run's output: none; another order of summing gradients; another batch
+per step; another model. Each kind includes those before it."""
+
+_HEAD_SIZES = (64, 128, 256)
+_MICROBATCHES = (1, 2, 4, 8, 16, 32)
+_MESHES = ((1, 1), (2, 1), (1, 2), (4, 1), (2, 2), (1, 4))
+"""(sequence, tensor): devices that positions are split among, and devices for heads and MLP."""
+_TILE = 256
+"""Positions per device are a multiple of this if they are split: two chunks of 128 lanes."""
 _SHOW_EVERY = 500
 _SAVING = 0.03
+_AT_ONCE = 2
+"""Concurrent compilations; each takes a core for minutes and gigabytes of memory."""
+_STEPS = 1000
+"""Steps of the schedule if they are unknown; a constant of the program that costs no memory."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """Settings of a train step.
+
+    Attributes:
+        train: with concrete microbatches and sharding; its remat policy is chosen later.
+        changes: one of `CHANGES`, compared with the declared run.
+    """
+
+    model: TransformerConfig
+    train: TrainConfig
+    changes: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,9 +56,7 @@ class Plan:
     """A candidate with its predicted memory and time.
 
     Attributes:
-        candidate: the settings.
         fit: memory by formula; its `train` has no "auto".
-        step: the predicted step time.
         compiled: the compiler's verdict (`training.preflight.check`); None if not compiled.
     """
 
@@ -74,8 +105,7 @@ class Search:
     def best(self, changes: str, *, certain: bool = True) -> Plan | None:
         """The fastest plan that fits and changes no more than `changes`.
 
-        Args:
-            certain: leave out plans that are above the limit by formula and were not compiled.
+        `certain` leaves out plans that are above the limit by formula and were not compiled.
         """
         allowed = CHANGES[: CHANGES.index(changes) + 1]
         plans = [plan for kind in allowed for plan in self.fronts.get(kind, ())]
@@ -102,8 +132,7 @@ def search(
 ) -> Search:
     """Predict memory and time of all candidates by formula, and keep the fastest.
 
-    Args:
-        uncertain: also keep plans above the limit by formula that the compiler may find to fit.
+    `uncertain` keeps plans above the limit by formula that the compiler may find to fit.
     """
     most = CERTAIN if uncertain else 1.0
     tried, kept = 0, []
@@ -111,17 +140,63 @@ def search(
         tried += 1
         if not tried % _SHOW_EVERY:
             show(f"{tried:,} candidates, {len(kept):,} may fit")
-        kept += [
-            plan
-            for plan in _recomputing(run, chip, candidate)
-            if plan.bytes <= most * plan.fit.limit
-        ]
+        plans = _recomputing(run, chip, candidate)
+        kept += [plan for plan in plans if plan.bytes <= most * plan.fit.limit]
+    own = Candidate(model=run.model, train=run.train, changes=NOTHING)
     return Search(
-        declared=_declared(run, chip),
+        declared=_plan(run, chip, own, run.train.remat),
         tried=tried,
         fitting=sum(plan.fit.fits for plan in kept),
         fronts={kind: front(p for p in kept if p.candidate.changes == kind) for kind in CHANGES},
     )
+
+
+def candidates(run: DeclaredRun, batches: Sequence[int] = ()) -> Iterator[Candidate]:
+    """Every candidate whose sizes divide."""
+    train = run.train
+    found = itertools.product(
+        _models(run.model),
+        (train.batch_size, *(b for b in batches if b != train.batch_size)),
+        sorted({train.microbatches, *_MICROBATCHES}),
+        _MESHES,
+        SHARDINGS,
+    )
+    for model, batch, parts, (sequence, tensor), sharding in found:
+        if batch % parts:
+            continue
+        parallel = replace(train.parallel, sharding=sharding, sequence=sequence, tensor=tensor)
+        tried = replace(train, batch_size=batch, microbatches=parts, parallel=parallel)
+        if not _divides(model, tried, run.hardware):
+            continue
+        changes = NOTHING if parts == train.microbatches else ROUNDING
+        changes = changes if batch == train.batch_size else TRAINING
+        changes = changes if model == run.model else MODEL
+        yield Candidate(model=model, train=tried, changes=changes)
+
+
+def _models(model: TransformerConfig) -> list[TransformerConfig]:
+    """The model, and variants with other head sizes and the same parameters in every layer."""
+    found = [model]
+    for size in _HEAD_SIZES:
+        heads, left = divmod(model.heads * model.head_size, size)
+        kv_heads, kv_left = divmod(model.kv_heads * model.head_size, size)
+        fits = not left and not kv_left and kv_heads and not heads % kv_heads
+        if size != model.head_size and fits:
+            found.append(replace(model, heads=heads, kv_heads=kv_heads, head_size=size))
+    return found
+
+
+def _divides(model: TransformerConfig, train: TrainConfig, hardware: Hardware) -> bool:
+    """Whether the mesh divides devices, batch, positions and features evenly."""
+    sequence, tensor = train.parallel.sequence, train.parallel.tensor
+    rows, left = divmod(hardware.devices // hardware.slices, sequence * tensor)
+    rows *= hardware.slices
+    if left or not rows or train.batch_size % (train.microbatches * rows):
+        return False
+    if sequence > 1 and train.sequence_length % (sequence * _TILE):
+        return False
+    sizes = (model.heads, model.kv_heads, model.mlp, model.padded_vocab_size)
+    return not any(size % tensor for size in sizes)
 
 
 def _recomputing(run: DeclaredRun, chip: Chip, candidate: Candidate) -> Iterator[Plan]:
@@ -136,14 +211,10 @@ def _recomputing(run: DeclaredRun, chip: Chip, candidate: Candidate) -> Iterator
 
 def _plan(run: DeclaredRun, chip: Chip, candidate: Candidate, remat: str) -> Plan | None:
     """The plan of a candidate under a remat policy; None if its sizes do not divide."""
-    place = candidate.train.parallel.optimizer_memory
-    if place == "auto" and remat != "auto":
-        place = "device"
-    train = dataclasses.replace(
-        candidate.train,
-        remat=remat,
-        parallel=dataclasses.replace(candidate.train.parallel, optimizer_memory=place),
-    )
+    parallel = candidate.train.parallel
+    if parallel.optimizer_memory == "auto" and remat != "auto":
+        parallel = replace(parallel, optimizer_memory="device")
+    train = replace(candidate.train, remat=remat, parallel=parallel)
     try:
         found = fit(candidate.model, run.optimizer, train, run.hardware)
     except InputError:
@@ -151,11 +222,6 @@ def _plan(run: DeclaredRun, chip: Chip, candidate: Candidate, remat: str) -> Pla
     devices, slices = run.hardware.devices, run.hardware.slices
     step = forecast(candidate.model, run.optimizer, found.train, chip, devices, slices)
     return Plan(candidate=candidate, fit=found, step=step)
-
-
-def _declared(run: DeclaredRun, chip: Chip) -> Plan | None:
-    own = Candidate(model=run.model, train=run.train, changes=NOTHING)
-    return _plan(run, chip, own, run.train.remat)
 
 
 def front(plans: Iterable[Plan]) -> list[Plan]:
@@ -168,3 +234,36 @@ def front(plans: Iterable[Plan]) -> list[Plan]:
         if not found or plan.bytes < (1 - _SAVING) * found[-1].bytes:
             found.append(plan)
     return found
+
+
+def compile_fastest(
+    search: Search, run: DeclaredRun, most: int, show: Callable[[str], None]
+) -> Search:
+    """The search with the compiler's verdict on the fastest plan of each kind.
+
+    If a plan does not fit, the next fastest one is compiled. `show` gets lines of progress, from
+    several threads.
+    """
+
+    def compiled(plan: Plan) -> Plan:
+        train = replace(plan.fit.train, steps=run.steps or _STEPS)
+        try:
+            verdict = check(plan.candidate.model, run.optimizer, train, run.hardware.name, show)
+        except InputError as error:  # the compiler failed and reports no memory
+            show(str(error))
+            verdict = {"fits": False, "peak_gib": None, "need_gib": None, "error": str(error)}
+        return replace(plan, compiled=verdict)
+
+    count = 0
+    while count < most:
+        best = [search.best(kind, certain=False) for kind in CHANGES]
+        unknown = {id(plan): plan for plan in best if plan and plan.compiled is None}
+        wanted = list(unknown.values())[: most - count]
+        if not wanted:
+            break
+        count += len(wanted)
+        with ThreadPoolExecutor(_AT_ONCE) as threads:
+            new = dict(zip(map(id, wanted), threads.map(compiled, wanted), strict=True))
+        fronts = {k: [new.get(id(p), p) for p in plans] for k, plans in search.fronts.items()}
+        search = replace(search, fronts=fronts)
+    return search

@@ -1,14 +1,19 @@
-"""Convert plans to rows of text, for the terminal and for a page."""
+"""Plans as flags of their experiment, as rows of text, as JSON and as a page."""
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from models.shape.config import TransformerConfig
+from steps.pages import page
+from steps.pages.charts import COLOURS, INK, figure, legend_above
 from steps.training.plan.declared_run import DeclaredRun
 from steps.training.plan.memory import GIB
-from steps.tuning.candidates import MODEL, NOTHING, ROUNDING, TRAINING
-from steps.tuning.choices import flags
-from steps.tuning.search import Plan, Search
+from steps.tuning.search import MODEL, NOTHING, ROUNDING, TRAINING, Plan, Search
+from training.config import TrainConfig
+from training.cost.step_time import KINDS
 
 MEANING = {
     NOTHING: "the same output",
@@ -22,6 +27,44 @@ HEAD = (
 )
 
 
+def flags(plan: Plan, run: DeclaredRun, settings: Any) -> list[str]:
+    """The command-line words that change the declared run to the plan: --flag, value, ...
+
+    Flags are named after the fields of the experiment's `settings`.
+    """
+    return [
+        word
+        for name, value in _differences(plan, run, settings)
+        for word in (f"--{name.replace('_', '-')}", str(value))
+    ]
+
+
+def _differences(plan: Plan, run: DeclaredRun, settings: Any) -> Iterator[tuple[str, Any]]:
+    """(dotted name, value) of every setting that differs from the declared run."""
+    training = _field(settings, TrainConfig) or "training"
+    model = _field(settings, TransformerConfig) or "model"
+    new, old = plan.fit.train, run.train
+    yield from _changed(training, ("batch_size", "microbatches", "remat"), new, old)
+    parallel = f"{training}.parallel"
+    yield from _changed(parallel, ("sharding", "sequence", "tensor"), new.parallel, old.parallel)
+    if new.parallel.optimizer_memory == "host" != old.parallel.optimizer_memory:
+        yield f"{parallel}.optimizer_memory", "host"
+    yield from _changed(model, ("heads", "kv_heads", "head_size"), plan.candidate.model, run.model)
+
+
+def _changed(prefix: str, names: tuple[str, ...], new: Any, old: Any) -> Iterator[tuple[str, Any]]:
+    for name in names:
+        if (value := getattr(new, name)) != getattr(old, name):
+            yield f"{prefix}.{name}", value
+
+
+def _field(settings: Any, kind: type) -> str | None:
+    """Name of the only setting of a type; None if there are none or several."""
+    names = [f.name for f in dataclasses.fields(settings)]
+    names = [name for name in names if isinstance(getattr(settings, name), kind)]
+    return names[0] if len(names) == 1 else None
+
+
 def rows(search: Search, run: DeclaredRun, settings: Any, most: int) -> dict[str, list[list[str]]]:
     """The cells of the fronts, by `CHANGES`, with at most `most` plans of each."""
     return {
@@ -33,15 +76,18 @@ def rows(search: Search, run: DeclaredRun, settings: Any, most: int) -> dict[str
 
 def cells(plan: Plan, run: DeclaredRun, settings: Any) -> list[str]:
     """The cells of one plan, with the columns of `HEAD`."""
-    step = plan.step
-    limit = plan.fit.limit / GIB
-    formula = f"{plan.bytes / GIB:.1f}" + ("" if plan.fit.fits else f" > {limit:.2f}")
+    step, compiled = plan.step, "not compiled"
+    if (found := plan.compiled) is not None:
+        size = found["need_gib"] if found["peak_gib"] is None else found["peak_gib"]
+        refused = "" if found["fits"] else ": refused"
+        compiled = "failed" if size is None else f"{size:.1f}{refused}"
+    over = "" if plan.fit.fits else f" > {plan.fit.limit / GIB:.2f}"
     return [
         f"{step.seconds:.4g}",
         f"{step.tokens / step.seconds:,.0f}",
         f"{step.mfu:.1%}",
-        formula,
-        _compiled(plan),
+        f"{plan.bytes / GIB:.1f}{over}",
+        compiled,
         " ".join(flags(plan, run, settings)) or "none",
     ]
 
@@ -64,11 +110,57 @@ def data(plan: Plan, run: DeclaredRun, settings: Any) -> dict[str, Any]:
     }
 
 
-def _compiled(plan: Plan) -> str:
-    found = plan.compiled
-    if found is None:
-        return "not compiled"
-    size = found["need_gib"] if found["peak_gib"] is None else found["peak_gib"]
-    if size is None:
-        return "failed"
-    return f"{size:.1f}" if found["fits"] else f"{size:.1f}: refused"
+def render(
+    step: str,
+    head: Sequence[str],
+    search: Search,
+    rows: Mapping[str, list[list[str]]],
+    commands: Mapping[str, str],
+    note: str,
+) -> str:
+    """The page: chosen settings, speed against memory, and the plans of each kind."""
+    return page.render(
+        "tune",
+        step=step,
+        head=head,
+        chosen=[(MEANING[kind], command) for kind, command in commands.items()],
+        charts=[("Predicted tokens per second by memory of a device", _speed_by_memory(search))],
+        fronts=[(MEANING[kind], [list(HEAD), *found]) for kind, found in rows.items()],
+        shares=_shares(search),
+        note=note,
+    )
+
+
+def _speed_by_memory(search: Search) -> str:
+    """The SVG of the fronts, with the declared run and the memory limit."""
+
+    def draw(axes: Any) -> None:
+        fronts = [(kind, plans) for kind, plans in search.fronts.items() if plans]
+        for (kind, plans), colour in zip(fronts, COLOURS, strict=False):
+            x = [plan.bytes / GIB for plan in plans]
+            y = [1 / plan.seconds_per_token for plan in plans]
+            label = MEANING[kind].partition(",")[0].partition(":")[0]
+            axes.plot(x, y, "o-", color=colour, markersize=4, label=label, alpha=0.8)
+        declared = search.declared
+        if declared is not None:
+            at = (declared.bytes / GIB, 1 / declared.seconds_per_token)
+            axes.plot(*at, "D", color=INK, markersize=6, markerfacecolor="none", label="declared")
+            axes.axvline(declared.fit.limit / GIB, color=INK, linewidth=0.8, linestyle="--")
+        axes.set_ylim(bottom=0)
+        axes.set_xlim(left=0)
+        legend_above(axes)
+
+    return figure(draw, "tokens per second", "GiB of a device, by formula")
+
+
+def _shares(search: Search) -> list[list[str]]:
+    """Rows with the seconds of each part of a step, for the declared and the chosen plans."""
+    plans = {"declared": search.declared} if search.declared else {}
+    plans |= {MEANING[kind]: plan for kind, plan in search.chosen().items()}
+    return [
+        ["plan", *KINDS, "s per step"],
+        *(
+            [name, *(f"{p.step.times[kind]:.4f}" for kind in KINDS), f"{p.step.seconds:.4f}"]
+            for name, p in plans.items()
+        ),
+    ]

@@ -58,18 +58,16 @@ def export(folder: Path, config: TransformerConfig, dtype: str) -> dict[str, Any
 def back(folder: Path, config: TransformerConfig, dtype: str) -> dict[str, Any]:
     """Read the folder into a checkpoint."""
     from models.hf.architectures import architecture_of
-    from steps.exchange.hf.hf_files import Tensors
-    from steps.exchange.hf.read_hf import HfModel, write_checkpoint
+    from steps.exchange.hf.hf_files import FolderModel, Tensors
+    from steps.exchange.hf.read_hf import write_checkpoint
 
     del dtype
     exported = str(folder / "exported")
     architecture = architecture_of(config)
-    model: Any = HfModel(
-        folder=exported,
-        architecture=architecture.name,
+    model = FolderModel(
+        architecture=architecture,
         config=config,
         positions=2048,
-        tokenizer=None,  # type: ignore[bad-argument-type]
         tensors=list(architecture.tensors(config)),
         content=Tensors(exported),
     )

@@ -176,7 +176,7 @@ def absurd_models(seed: int, count: int, workspace: Path) -> dict[str, Any]:
 
 
 def _import(folder: Path, workspace: Path) -> None:
-    write_checkpoint(open_hf(str(folder)), str(workspace / "checkpoint"))
+    write_checkpoint(open_hf(str(folder))[0], str(workspace / "checkpoint"))
 
 
 def _export(folder: Path, workspace: Path) -> None:

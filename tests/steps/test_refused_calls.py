@@ -9,10 +9,9 @@ import pytest
 from pipeline import InputError, pod
 from steps.documents.sample import sample
 from steps.evaluation.downstream import lm_evaluation
-from steps.evaluation.evaluate import evaluate
+from steps.evaluation.evaluate import Also, evaluate
 from steps.evaluation.follow import follow
 from steps.evaluation.generate import generate
-from steps.evaluation.score_job import Also
 from steps.exchange.import_hf import import_hf
 from steps.pages.compare import compare
 from steps.tokens.block_shuffle import block_shuffle

@@ -23,9 +23,9 @@ from gguf import (
 from gguf.quants import quant_shape_to_byte_shape, quantize
 
 from pipeline.errors import InputError
+from steps.exchange.choices import GGUF_DTYPES
 from steps.exchange.gguf.architecture import Architecture, architecture
 from steps.exchange.gguf.vocabulary import Vocabulary, read_vocabulary
-from steps.exchange.gguf_types import TYPES
 from steps.exchange.hf.hf_files import read_file, read_json, read_model
 
 _F32, _F16 = GGMLQuantizationType.F32, GGMLQuantizationType.F16
@@ -80,7 +80,7 @@ _FILE_TYPES = {
     "bf16": LlamaFileType.MOSTLY_BF16,
     "q8_0": LlamaFileType.MOSTLY_Q8_0,
 }
-assert set(_FILE_TYPES) == set(TYPES)
+assert set(_FILE_TYPES) == set(GGUF_DTYPES)
 
 _Planned = tuple[str, tuple[int, ...], GGMLQuantizationType, Callable[[], np.ndarray]]
 """Name in GGUF, shape, type and reader of a tensor."""

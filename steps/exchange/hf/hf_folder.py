@@ -7,23 +7,33 @@ neither accelerators nor memory for the whole model.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from data.tokenizer.text_tokenizer import TextTokenizer
 from models.hf.architectures import Architecture, architecture_of, to_json
 from models.hf.tensors import Tensor
 from models.shape.config import TransformerConfig
+from pipeline.errors import InputError
 from pipeline.store import storage
 from steps.exchange.choices import check_choices
-from steps.exchange.hf.hf_files import INDEX
-from steps.exchange.hf.safetensors_writer import DTYPES, plan_shards, write_shard
+from steps.exchange.hf.hf_files import INDEX, SINGLE
 from steps.exchange.hf.tokenizer_files import check_auto_tokenizer, write_tokenizer_files
 from training.checkpoint.restore import StoredModel
 
+DTYPES: dict[str, tuple[str, Any]] = {
+    "bfloat16": ("BF16", ml_dtypes.bfloat16),
+    "float32": ("F32", np.float32),
+}
+"""The name in a file and the NumPy dtype, by the dtype of the export."""
+
+_ALIGNED = 8
 SHARD_BYTES = 5_000_000_000
 _PIECE_BYTES = 64 << 20
 _SAMPLING = {"do_sample": True, "temperature": 0.8, "top_k": 40}  # as `ponente generate`
@@ -35,13 +45,9 @@ class Export:
 
     Attributes:
         checkpoint: URL of a checkpoint's directory.
-        config: shape of its model.
         positions: tokens of a sequence in training.
         tokenizer: tokenizer of training; None for a folder without one.
-        dtype: "bfloat16" or "float32".
-        parameters: "ema" for their moving average (EMA), if the run kept one, or "last".
-        shard_bytes: most bytes of a safetensors file.
-        auto_tokenizer: refuse a tokenizer of which `AutoTokenizer` makes another.
+        dtype, parameters, shard_bytes, auto_tokenizer: as for `export_hf`.
     """
 
     checkpoint: str
@@ -70,16 +76,11 @@ def write_hf_folder(folder: str, export: Export) -> dict[str, Any]:
     itemsize = np.dtype(DTYPES[export.dtype][1]).itemsize
     shards = plan_shards(tensors, itemsize, export.shard_bytes)
     total = sum(
-        write_shard(
-            storage.join(folder, shard.file),
-            shard.tensors,
-            export.dtype,
-            lambda tensor: _pieces(stored, tensor),
-        )
-        for shard in shards
+        write_shard(storage.join(folder, file), of_file, export.dtype, partial(_pieces, stored))
+        for file, of_file in shards
     )
     if len(shards) > 1:
-        weights = {tensor.name: shard.file for shard in shards for tensor in shard.tensors}
+        weights = {tensor.name: file for file, of_file in shards for tensor in of_file}
         _write_json(folder, INDEX, {"metadata": {"total_size": total}, "weight_map": weights})
     _write_configs(folder, architecture, export)
     if export.tokenizer is not None:
@@ -88,10 +89,72 @@ def write_hf_folder(folder: str, export: Export) -> dict[str, Any]:
         "architecture": architecture.name,
         "dtype": export.dtype,
         "parameters": "ema" if stored.is_ema else "last",
-        "files": [shard.file for shard in shards],
+        "files": [file for file, _ in shards],
         "bytes": total,
         "tensors": len(tensors),
     }
+
+
+def plan_shards(
+    tensors: Iterable[Tensor], itemsize: int, most: int
+) -> list[tuple[str, list[Tensor]]]:
+    """Name and tensors of files of at most `most` bytes; a larger tensor gets its own file."""
+    groups: list[list[Tensor]] = [[]]
+    size = 0
+    for tensor in tensors:
+        more = math.prod(tensor.shape) * itemsize
+        if groups[-1] and size + more > most:
+            groups.append([])
+            size = 0
+        groups[-1].append(tensor)
+        size += more
+    if len(groups) == 1:
+        return [(SINGLE, groups[0])]
+    end = f"of-{len(groups):05d}.safetensors"
+    return [(f"model-{number:05d}-{end}", group) for number, group in enumerate(groups, 1)]
+
+
+def write_shard(
+    url: str,
+    tensors: Sequence[Tensor],
+    dtype: str,
+    pieces: Callable[[Tensor], Iterable[np.ndarray]],
+) -> int:
+    """Write one safetensors file; returns the number of bytes of its tensors.
+
+    It is the length of a header (8 bytes, little-endian), the header (JSON of dtype, shape and
+    offsets of every tensor), and the tensors' bytes (https://huggingface.co/docs/safetensors). The
+    library's own writer needs all tensors in memory. `pieces` gives the float32 values of a tensor,
+    in row-major order.
+    """
+    code, kind = DTYPES[dtype]
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for tensor in tensors:
+        begin, end = end, end + math.prod(tensor.shape) * np.dtype(kind).itemsize
+        header[tensor.name] = {
+            "dtype": code,
+            "shape": list(tensor.shape),
+            "data_offsets": [begin, end],
+        }
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % _ALIGNED)
+    with storage.open_write(url) as file:
+        file.write(len(text).to_bytes(8, "little"))
+        file.write(text)
+        for tensor in tensors:
+            count = 0
+            for piece in pieces(tensor):
+                stored = np.ascontiguousarray(piece.astype(kind, copy=False))
+                if not np.isfinite(stored).all():
+                    raise InputError(
+                        f"{tensor.name}: expected finite values in {dtype}; export it as float32, "
+                        "or another checkpoint if that is refused too"
+                    )
+                file.write(stored.reshape(-1).view(np.uint8).data)
+                count += stored.size
+            assert count == math.prod(tensor.shape), tensor.name
+    return end
 
 
 def _write_configs(folder: str, architecture: Architecture, export: Export) -> None:

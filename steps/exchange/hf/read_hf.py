@@ -7,20 +7,18 @@ import os
 import shutil
 import tempfile
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
 
 from data.read.byte_ranges import open_ranges
 from data.read.listing import find_files, list_folder, list_source
 from data.tokenizer.text_tokenizer import TextTokenizer
-from models.hf.tensors import Tensor
 from models.shape.config import TransformerConfig
 from pipeline.errors import InputError
 from pipeline.identity.listing import Listing
 from pipeline.store import storage
-from steps.exchange.hf.hf_files import Tensors, read_model
+from steps.exchange.hf.hf_files import FolderModel, read_model
 from steps.exchange.hf.tokenizer_files import read_tokenizer_files
 from training.checkpoint.restore import ModelWriter
 
@@ -53,36 +51,13 @@ def _is_model_file(name: str) -> bool:
     return name.endswith((".json", ".safetensors"))
 
 
-@dataclass(frozen=True, kw_only=True)
-class HfModel:
-    """A model in a local folder, checked except for the values of its tensors.
+def open_hf(
+    folder: str, ignore_keys: Collection[str] = (), eos: str | None = None
+) -> tuple[FolderModel, bytes, TextTokenizer]:
+    """(model, tokenizer.json, tokenizer) of a folder, checked but for the values of its tensors.
 
-    Attributes:
-        folder: path of the folder.
-        architecture: its class in `transformers`.
-        config: shape of the model; ids that the tokenizer lacks are padding rows.
-        positions: longest sequence, from config.json.
-        tokenizer_json: the folder's tokenizer, with its BOS and EOS.
-        tokenizer: the same, loaded.
-        tensors: names, shapes and parts of all tensors, in order.
-        content: reader of the safetensors files.
-    """
-
-    folder: str
-    architecture: str
-    config: TransformerConfig
-    positions: int
-    tokenizer_json: bytes
-    tokenizer: TextTokenizer
-    tensors: list[Tensor]
-    content: Tensors
-
-
-def open_hf(folder: str, ignore_keys: Collection[str] = (), eos: str | None = None) -> HfModel:
-    """The model in a folder, after checking all but the values of its tensors.
-
-    Args:
-        eos: name of the token that ends a document, instead of the folder's.
+    `eos` names the token that ends a document, instead of the folder's. Ids of the model that the
+    tokenizer lacks are padding rows.
     """
     found = read_model(folder, ignore_keys)
     try:
@@ -96,19 +71,11 @@ def open_hf(folder: str, ignore_keys: Collection[str] = (), eos: str | None = No
             f"{folder}: tokenizer.json has {tokenizer.vocab_size} ids and the model's vocab_size "
             f"is {rows}; they are not of one model"
         )
-    return HfModel(
-        folder=folder,
-        architecture=found.architecture.name,
-        config=_padded(found.config, tokenizer.vocab_size),
-        positions=found.positions,
-        tokenizer_json=tokenizer_json,
-        tokenizer=tokenizer,
-        tensors=found.tensors,
-        content=found.content,
-    )
+    config = _padded(found.config, tokenizer.vocab_size)
+    return replace(found, config=config), tokenizer_json, tokenizer
 
 
-def write_checkpoint(model: HfModel, path: str) -> None:
+def write_checkpoint(model: FolderModel, path: str) -> None:
     """Write the model's tensors as a checkpoint of step 0, in float32, one tensor at a time."""
     writer = ModelWriter(path, model.config)
     for tensor in model.tensors:
@@ -129,12 +96,3 @@ def _padded(config: TransformerConfig, ids: int) -> TransformerConfig:
     # The smallest multiple to which `ids` rounds up to exactly `rows`.
     multiple = next(n for n in range(rows - ids + 1, rows + 1) if rows % n == 0)
     return replace(config, vocab_size=ids, vocab_multiple=multiple)
-
-
-def described(model: HfModel) -> dict[str, Any]:
-    """The entry `imported` of the step's result."""
-    return {
-        "architecture": model.architecture,
-        "parameters": model.config.parameter_count,
-        "positions": model.positions,
-    }

@@ -15,9 +15,8 @@ from pipeline.graph.step import Node
 from steps.platforms import chip_of, devices_here
 from steps.training.budget import told_epochs
 from steps.training.plan import memory
-from steps.training.plan.cost import RunTime, checkpoint_bytes, money, run_time
+from steps.training.plan.cost import RunTime, checkpoint_bytes, money, run_time, speed_here
 from steps.training.plan.declared_run import DeclaredRun, declared_run, model_of
-from steps.training.plan.measured import speed_here
 from steps.training.plan.memory import GIB, Fit
 from training.config import TrainConfig
 from training.config.batch_schedule import rows_read

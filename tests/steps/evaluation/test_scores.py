@@ -19,9 +19,8 @@ from pipeline.store.outputs import Store
 from steps.artifacts import Checkpoint, Scores, TokenCache, Tokenizer
 from steps.documents.sample import sample
 from steps.evaluation.downstream import lm_evaluation, multiple_choice, read_questions
-from steps.evaluation.evaluate import evaluate
+from steps.evaluation.evaluate import Also, evaluate
 from steps.evaluation.follow import follow
-from steps.evaluation.score_job import Also
 from steps.tokens.block_shuffle import block_shuffle
 from steps.tokens.token_cache import tokenize
 from steps.tokens.train_tokenizer import train_tokenizer

@@ -11,8 +11,7 @@ from safetensors.numpy import load_file
 
 from models.hf.architectures import architecture_of, to_json
 from pipeline.errors import CorruptOutput, InputError
-from steps.exchange.hf.hf_folder import Export, write_hf_folder
-from steps.exchange.hf.safetensors_writer import DTYPES, write_shard
+from steps.exchange.hf.hf_folder import DTYPES, Export, write_hf_folder, write_shard
 from tests.models import small
 from training.checkpoint.checkpointer import Checkpointer
 

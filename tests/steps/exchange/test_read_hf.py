@@ -138,7 +138,7 @@ def test_the_single_file_comes_before_an_index(folder):
     save_file(tensors, folder / SINGLE, metadata={"format": "pt"})
     (folder / FILES[1]).unlink()
     want = tensors["model.norm.weight"]
-    read = open_hf(str(folder)).content.read("model.norm.weight")
+    read = open_hf(str(folder))[0].content.read("model.norm.weight")
     np.testing.assert_array_equal(read, want)
     np.testing.assert_array_equal(written(folder)["output_norm.weight"], want)
 
@@ -154,7 +154,7 @@ def test_a_head_beside_a_tied_embedding(folder, tmp_path, own, kind):
         return {**tensors, "lm_head.weight": head}
 
     rewrite(folder, with_head)
-    model = open_hf(str(folder))
+    model, *_ = open_hf(str(folder))
     assert model.config.tied == (not own)
     write_checkpoint(model, str(tmp_path / "checkpoint"))
     stored = StoredModel(str(tmp_path / "checkpoint"), model.config)
@@ -166,7 +166,7 @@ def test_a_head_beside_a_tied_embedding(folder, tmp_path, own, kind):
 
 def test_values_and_ids_without_a_text(whole, tmp_path):
     """Float16 is widened exactly; rows that the tokenizer has no id for are padding."""
-    model = open_hf(str(whole))
+    model, *_ = open_hf(str(whole))
     assert (model.config.vocab_size, model.config.padded_vocab_size) == (IDS, ROWS)
     write_checkpoint(model, str(tmp_path / "checkpoint"))
     stored = StoredModel(str(tmp_path / "checkpoint"), model.config)
@@ -181,7 +181,7 @@ def test_values_that_are_not_finite(folder, tmp_path):
     """Are refused by the name of the array."""
     rewrite(folder, lambda t: {k: np.full_like(v, np.inf) for k, v in t.items()})
     with pytest.raises(InputError, match=r"model\.\S+: expected finite values"):
-        write_checkpoint(open_hf(str(folder)), str(tmp_path / "checkpoint"))
+        write_checkpoint(open_hf(str(folder))[0], str(tmp_path / "checkpoint"))
 
 
 def test_the_hub_has_the_same_model(whole):
@@ -191,7 +191,7 @@ def test_the_hub_has_the_same_model(whole):
     with FakeHub(files):
         assert list_model(source, 10.0).pinned == f"commit {COMMIT}"
         with opened(source) as copy:
-            assert open_hf(copy).config == open_hf(str(whole)).config
+            assert open_hf(copy)[0].config == open_hf(str(whole))[0].config
 
 
 def test_a_folder_is_known_by_its_files(folder, whole):

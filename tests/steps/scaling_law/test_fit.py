@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from scipy import optimize, special, stats
 
 from pipeline import InputError
-from steps.scaling_law.fit import HUBER, TwoVariableLaw, fit_power, fit_two_variables
-from steps.scaling_law.forecast import ScalingLaw
+from steps.scaling_law.fit import HUBER, ScalingLaw, TwoVariableLaw, fit_power, fit_two_variables
 from steps.scaling_law.points import Point, frontier, why_not_two_variables
 
 CHINCHILLA = {"E": 1.69, "A": 406.4, "alpha": 0.34, "B": 410.7, "beta": 0.28}

@@ -20,9 +20,16 @@ from steps.cli import tune
 from steps.platforms import chip_of
 from steps.training.plan import memory
 from steps.training.plan.declared_run import declared_run
-from steps.tuning import compiled
-from steps.tuning.candidates import MODEL, NOTHING, ROUNDING, TRAINING, candidates
-from steps.tuning.search import front, search
+from steps.tuning.search import (
+    MODEL,
+    NOTHING,
+    ROUNDING,
+    TRAINING,
+    candidates,
+    compile_fastest,
+    front,
+    search,
+)
 
 ROOT = Path(__file__).parents[3]
 FILE = str(ROOT / "experiments" / "tomat_200m.py")
@@ -144,11 +151,11 @@ def test_the_next_is_asked_where_the_compiler_refuses(declared, monkeypatch):
         fits = train.microbatches >= 2
         return {"fits": fits, "peak_gib": 20.0 if fits else None, "need_gib": 40.0}
 
-    monkeypatch.setattr(compiled, "check", check)
+    monkeypatch.setattr("steps.tuning.search.check", check)
     chip = chip_of(declared.hardware)
     assert chip is not None
     tried = search(declared, chip, uncertain=True)
-    after = compiled.compile_fastest(tried, declared, 6, lambda _: None)
+    after = compile_fastest(tried, declared, 6, lambda _: None)
     assert len(asked) <= 6
     assert len(set(asked)) == len(asked)
     chosen = after.chosen()
