@@ -118,6 +118,7 @@ def run_training(
             f"{cache.path}: no validation tokens, which the loss curve needs; "
             'sample with splits=(("validation", tokens),)'
         )
+    earlier = run.claim("checkpoint/").values()  # this attempt becomes their owner
     job = TrainJob(
         model=model,
         optimizer=optimizer,
@@ -129,12 +130,8 @@ def run_training(
         padded=sequences.padded,
         checkpoint_directory=storage.join(run.directory, "checkpoints"),
         attempt=run.attempt,
-        # Of earlier attempts, by step; this attempt becomes their owner.
         resume_from=tuple(
-            sorted(
-                (shard.result["step"], storage.join(run.root, shard.root))
-                for shard in run.claim("checkpoint/").values()
-            )
+            sorted((s.result["step"], storage.join(run.root, s.root)) for s in earlier)
         ),
         start=start,
         name=run.root.rpartition("/")[2],
