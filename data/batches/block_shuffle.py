@@ -1,12 +1,9 @@
 """The order of training: maps a position in the run to a row of the token array.
 
-The tokens of a split are one long array, cut into rows of one sequence each. An order maps a global
-position (batch * batch size + index in the batch) to a row: a pure function of seed and position,
-the same for any number of processes. Each epoch visits every row once, in its own order.
-
-`BlockShuffle` trades randomness for read locality: it permutes blocks of neighbouring rows over the
-whole set, then permutes rows inside windows of `window_blocks` blocks, which bounds what one window
-reads from storage. Blocks of one row, or one window over the whole set, give a full shuffle.
+A pure function of seed and position, the same for any number of processes; each epoch visits every
+row once, in its own order. `BlockShuffle` trades randomness for read locality: it permutes blocks
+of neighbouring rows over the whole set, then rows inside windows of `window_blocks` blocks, which
+bounds what one window reads. Blocks of one row, or one window over all, give a full shuffle.
 """
 
 from __future__ import annotations
@@ -63,19 +60,16 @@ class BlockShuffle:
         epoch, low = divmod(low, self.sequences)
         high -= epoch * self.sequences
         if high >= self.sequences or high - low >= _MAX_TABLES * size:
-            return self._compute(positions)
+            epochs, places = np.divmod(positions, self.sequences)
+            rows = np.empty_like(positions)
+            for each in np.unique(epochs):
+                chosen = epochs == each
+                rows[chosen] = self._rows_of_epoch(int(each), places[chosen])
+            return rows
         first, last = low // size, high // size
         tables = [_table(self, epoch, number, size) for number in range(first, last + 1)]
         table = tables[0] if first == last else np.concatenate(tables)
         return table[positions - (epoch * self.sequences + first * size)]
-
-    def _compute(self, positions: np.ndarray) -> np.ndarray:
-        epochs, places = np.divmod(positions, self.sequences)
-        rows = np.empty_like(positions)
-        for epoch in np.unique(epochs):
-            chosen = epochs == epoch
-            rows[chosen] = self._rows_of_epoch(int(epoch), places[chosen])
-        return rows
 
     def _rows_of_epoch(self, epoch: int, places: np.ndarray) -> np.ndarray:
         # The last block may lack `missing` rows, and the block permutation can put it anywhere.
@@ -83,7 +77,8 @@ class BlockShuffle:
         # permutation the missing slots are at the end of the short block's window, so that the
         # permutation runs over whole slots only; after it they move to the end of the short block.
         missing = self.blocks * self.io_block_size - self.sequences
-        short_rank = _rank_of_last_block(self.blocks, self.seed, epoch)
+        order = _permutation(self.blocks, self.seed, epoch, "blocks", 0)
+        short_rank = _rank_of_last_block(order)
         window_size = self.window_blocks * self.io_block_size
         short_window = short_rank // self.window_blocks
         end = min((short_window + 1) * window_size, self.blocks * self.io_block_size) - missing
@@ -99,14 +94,12 @@ class BlockShuffle:
         after_short = slots >= (short_rank + 1) * self.io_block_size - missing
         slots = np.where((windows == short_window) & after_short, slots + missing, slots)
         ranks, offsets = np.divmod(slots, self.io_block_size)
-        return self._blocks_at(epoch, ranks) * self.io_block_size + offsets
-
-    def _blocks_at(self, epoch: int, ranks: np.ndarray) -> np.ndarray:
-        block_order = _permutation(self.blocks, self.seed, epoch, "blocks", 0)
         first, last = int(ranks.min()), int(ranks.max())
         if last - first < len(ranks):  # rows share blocks: permuting the range of blocks is cheaper
-            return block_order(np.arange(first, last + 1))[ranks - first]
-        return block_order(ranks)
+            blocks = order(np.arange(first, last + 1))[ranks - first]
+        else:
+            blocks = order(ranks)
+        return blocks * self.io_block_size + offsets
 
 
 @functools.lru_cache(maxsize=_CACHED)
@@ -117,9 +110,8 @@ def _table(order: BlockShuffle, epoch: int, number: int, size: int) -> np.ndarra
 
 
 @functools.lru_cache(maxsize=_CACHED)
-def _rank_of_last_block(blocks: int, seed: int, epoch: int) -> int:
-    order = _permutation(blocks, seed, epoch, "blocks", 0)
-    return int(order.inverse(np.array([blocks - 1]))[0])
+def _rank_of_last_block(order: FeistelPermutation) -> int:
+    return int(order.inverse(np.array([order.size - 1]))[0])
 
 
 @functools.lru_cache(maxsize=_CACHED)

@@ -70,10 +70,6 @@ def epochs(spec: DatasetSpec, rows: int) -> tuple[float, ...]:
 class Dataset:
     """The rows of a spec. Safe to read from several threads; a context manager.
 
-    Attributes:
-        sequences: rows of all sources together; with a single source, one epoch.
-        is_local: whether every shard is on a local file system.
-
     Raises:
         InputError: no source, a source without a whole row, or a wrong number of weights.
     """
@@ -89,7 +85,7 @@ class Dataset:
         self._rows = SequenceReader(
             self._tokens, spec.sequence_length, [len(source.shards) for source in spec.sources]
         )
-        self.sequences = self._rows.count
+        self.sequences = self._rows.count  # of all sources together
         counts = self._rows.counts
         self._begins = np.cumsum([0, *counts])[:-1].tolist()
         self._orders = [
@@ -111,13 +107,9 @@ class Dataset:
                 rows[mine] = self._begins[source] + order.rows(indices[mine])
         return rows
 
-    def read_rows(self, rows: np.ndarray) -> np.ndarray:
-        """The tokens of rows, numbered as by `rows`: int32 (n, sequence_length)."""
-        return self._rows.read(rows)
-
     def read(self, positions: np.ndarray) -> np.ndarray:
-        """The sequences at `positions`: int32 (n, sequence_length); raises as `read_rows`."""
-        return self.read_rows(self.rows(positions))
+        """The sequences at `positions`: int32 (n, sequence_length)."""
+        return self._rows.read(self.rows(positions))
 
     def close(self) -> None:
         self._tokens.close()

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable
 
 import numpy as np
 
@@ -55,72 +54,45 @@ class FeistelPermutation:
 
     def __call__(self, positions: np.ndarray) -> np.ndarray:
         """The image of each position (int64, same shape)."""
-        return self._walk(positions, self._forward)
+        return self._walk(positions, backwards=False)
 
     def inverse(self, values: np.ndarray) -> np.ndarray:
         """The position whose image is each value (int64, same shape)."""
-        return self._walk(values, self._backward)
+        return self._walk(values, backwards=True)
 
-    def _walk(self, values: np.ndarray, step: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+    def _walk(self, values: np.ndarray, *, backwards: bool) -> np.ndarray:
         values = np.asarray(values)
         if values.size and not (values.min() >= 0 and values.max() < self.size):
             raise IndexError(f"expected positions in [0, {self.size})")
-        result = step(values.astype(np.uint64).reshape(-1))
+        result = self._rounds(values.astype(np.uint64).reshape(-1), backwards=backwards)
         outside = np.flatnonzero(result >= self.size)
         while len(outside):
-            result[outside] = step(result[outside])
+            result[outside] = self._rounds(result[outside], backwards=backwards)
             outside = outside[result[outside] >= self.size]
         return result.astype(np.int64).reshape(values.shape)
 
-    def _forward(self, values: np.ndarray) -> np.ndarray:
-        halves, sizes, hashed, scratch = self._split(values)
-        for index, key in enumerate(self._keys):
-            half, other, size = halves[index % 2], halves[1 - index % 2], sizes[index % 2]
-            _round(other, key, size, hashed, scratch)
-            np.add(half, hashed, out=half)
-            _wrap(half, size, scratch)
-        return halves[0] * sizes[1] + halves[1]
-
-    def _backward(self, values: np.ndarray) -> np.ndarray:
-        halves, sizes, hashed, scratch = self._split(values)
-        for index in reversed(range(len(self._keys))):
-            half, other, size = halves[index % 2], halves[1 - index % 2], sizes[index % 2]
-            _round(other, self._keys[index], size, hashed, scratch)
-            # half - hashed (mod size), as half + (size - hashed): unsigned values stay positive.
-            np.subtract(size, hashed, out=hashed)
-            np.add(half, hashed, out=half)
-            _wrap(half, size, scratch)
-        return halves[0] * sizes[1] + halves[1]
-
-    def _split(
-        self, values: np.ndarray
-    ) -> tuple[list[np.ndarray], tuple[np.uint64, np.uint64], np.ndarray, np.ndarray]:
-        """(left, right), their moduli, and two scratch arrays."""
+    def _rounds(self, values: np.ndarray, *, backwards: bool) -> np.ndarray:
+        """All rounds in place: each adds to one half a keyed hash of the other, or subtracts it."""
         left, right = np.divmod(values, np.uint64(self._right))
-        sizes = np.uint64(self._left), np.uint64(self._right)
-        return [left, right], sizes, np.empty_like(left), np.empty_like(left)
-
-
-def _round(
-    half: np.ndarray, key: np.uint64, size: np.uint64, out: np.ndarray, scratch: np.ndarray
-) -> None:
-    """Write the keyed hash of `half`, modulo `size`, to `out`."""
-    np.bitwise_xor(half, key, out=out)
-    _mix(out, scratch)
-    # Division by a scalar is vectorised in numpy, the remainder is not.
-    np.floor_divide(out, size, out=scratch)
-    np.multiply(scratch, size, out=scratch)
-    np.subtract(out, scratch, out=out)
-
-
-def _wrap(values: np.ndarray, size: np.uint64, scratch: np.ndarray) -> None:
-    """Reduce values below 2 * size modulo `size`, in place.
-
-    For a value below `size` the unsigned difference wraps around to a huge number, so the minimum
-    keeps the value; otherwise it takes the difference.
-    """
-    np.subtract(values, size, out=scratch)
-    np.minimum(values, scratch, out=values)
+        halves, sizes = [left, right], (np.uint64(self._left), np.uint64(self._right))
+        hashed, scratch = np.empty_like(left), np.empty_like(left)
+        rounds = range(len(self._keys))
+        for index in reversed(rounds) if backwards else rounds:
+            half, other, size = halves[index % 2], halves[1 - index % 2], sizes[index % 2]
+            np.bitwise_xor(other, self._keys[index], out=hashed)
+            _mix(hashed, scratch)
+            # Division by a scalar is vectorised in numpy, the remainder is not.
+            np.floor_divide(hashed, size, out=scratch)
+            np.multiply(scratch, size, out=scratch)
+            np.subtract(hashed, scratch, out=hashed)
+            if backwards:  # half + (size - hashed), so that unsigned values stay positive
+                np.subtract(size, hashed, out=hashed)
+            np.add(half, hashed, out=half)
+            # Below `size` the unsigned difference wraps around to a huge number: the minimum
+            # keeps the half. Otherwise it is the difference.
+            np.subtract(half, size, out=scratch)
+            np.minimum(half, scratch, out=half)
+        return left * sizes[1] + right
 
 
 def _mix(values: np.ndarray, scratch: np.ndarray) -> None:

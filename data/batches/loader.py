@@ -1,12 +1,8 @@
 """Batches for the training loop, prefetched by background threads.
 
 Batch n of a run is the `batch_size` sequences from position first + n * batch_size; a process reads
-only its own part of them. The only state is n: a loader that starts at batch k yields the same
-batches as an uninterrupted one from batch k on, and any number of processes reads the same global
-batches.
-
-Small batches are read in groups, which amortises the fixed cost of a read (some hundred numpy
-calls). The first batch is read alone, so that it arrives early, and the others once it is taken.
+only its own part of them. The only state is n. Small batches are read in groups, which amortises
+the fixed cost of a read (some hundred numpy calls); the first one alone, so that it arrives early.
 """
 
 from __future__ import annotations
@@ -62,9 +58,19 @@ class Loader:
         prefetch_bytes: int = 64 << 20,
         threads: int | None = None,
     ) -> None:
-        _check_batch(dataset, batch_size)
+        if not 1 <= batch_size <= dataset.sequences:
+            raise InputError(
+                f"batch_size={batch_size}: expected 1 to {dataset.sequences}, the sequences in the "
+                f"set (sequence_length={dataset.sequence_length}); use a smaller batch or more "
+                "documents"
+            )
         mine = np.arange(batch_size) if rows is None else np.asarray(rows, np.int64)
-        _check_rows(batch_size, mine)
+        inside = len(mine) > 0 and mine[0] >= 0 and mine[-1] < batch_size
+        if not inside or (np.diff(mine) <= 0).any():
+            raise InputError(
+                f"rows={mine.tolist()}: expected numbers from 0 to {batch_size - 1}, the sequences "
+                "of a batch, ascending"
+            )
         if threads is None:
             threads = LOCAL_THREADS if dataset.is_local else REMOTE_THREADS
         if min(prefetch_batches, prefetch_bytes, threads) < 1 or min(start_batch, first) < 0:
@@ -116,11 +122,7 @@ class Loader:
         self.close()
 
     def close(self) -> None:
-        """Drop prefetched batches and end the threads.
-
-        Waits up to 5 seconds for reads in flight. A thread whose read takes longer ends after that
-        read; it is a daemon thread, so it does not delay the exit of the process.
-        """
+        """Drop prefetched batches and end the threads; waits up to 5 s for reads in flight."""
         self._closed = True
         while self._requested:
             self._requested.pop().cancel()
@@ -167,20 +169,3 @@ class Loader:
             # A future is pending until now, so that `close` can have cancelled it.
             with contextlib.suppress(InvalidStateError):
                 future.set_result(batch)
-
-
-def _check_batch(dataset: Dataset, batch_size: int) -> None:
-    if not 1 <= batch_size <= dataset.sequences:
-        raise InputError(
-            f"batch_size={batch_size}: expected 1 to {dataset.sequences}, the sequences in the set "
-            f"(sequence_length={dataset.sequence_length}); use a smaller batch or more documents"
-        )
-
-
-def _check_rows(batch_size: int, rows: np.ndarray) -> None:
-    inside = len(rows) > 0 and rows[0] >= 0 and rows[-1] < batch_size
-    if not inside or (np.diff(rows) <= 0).any():
-        raise InputError(
-            f"rows={rows.tolist()}: expected numbers from 0 to {batch_size - 1}, the sequences of "
-            "a batch, ascending"
-        )

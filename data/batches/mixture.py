@@ -1,16 +1,14 @@
 """Maps each position of training to a source and to one of that source's sequences.
 
 A mixture is a list of phases, each with a weight for every source. Positions are assigned in blocks
-of 2,048, counted from the start of their phase, by systematic sampling: a block lays a grid of
-2,048 points with its own offset over the cumulative weights, so a source gets the floor or the
-ceiling of its share of the block. Offsets follow the golden-ratio Weyl sequence, so that rounding
-errors cancel: a source is within a few positions of its weight (3.2 at most, measured up to 10^11
-positions). A keyed permutation of the block assigns its points to its positions.
+of 2,048 by systematic sampling: a block lays a grid of 2,048 points with its own offset over the
+cumulative weights. Offsets follow the golden-ratio Weyl sequence, so that rounding errors cancel: a
+source is within 3.2 positions of its weight (measured up to 10^11 positions). A keyed permutation
+of the block assigns its points to its positions.
 
-The mapping is a pure function of (phases, seed, position). A source's count before a block is a sum
-of floors over a Weyl sequence, with a closed form in O(log blocks), so position 10^10 costs as much
-as position 0: one table for its block, computed in 0.3 to 0.7 ms and cached. A later phase does not
-change the positions before it.
+A source's count before a block is a sum of floors over a Weyl sequence, with a closed form in
+O(log blocks), so position 10^10 costs as much as position 0. A later phase does not change the
+positions before it.
 """
 
 from __future__ import annotations
@@ -20,6 +18,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import pairwise
 
 import numpy as np
 
@@ -81,13 +80,9 @@ class Mixture:
         return self._before[phase] + self._dealers[phase].dealt(count - int(self._starts[phase]))
 
     def choose(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The source of each position, and the number of earlier positions with the same source.
+        """The source of each position, and how many earlier positions it has: int64 (n,) both.
 
-        A source's indices therefore count its sequences from 0 across all phases: every (source,
-        index) pair occurs exactly once.
-
-        Returns:
-            source int64 (n,), index int64 (n,).
+        Every (source, index) pair therefore occurs exactly once, across all phases.
         """
         positions = np.asarray(positions, np.int64)
         if positions.size and positions.min() < 0:
@@ -198,8 +193,7 @@ def _check(phases: Sequence[MixturePhase]) -> None:
         raise InputError(
             f"Mixture.phases[0].start={phases[0].start}: expected 0; training begins at position 0"
         )
-    for number in range(1, len(phases)):
-        before, here = phases[number - 1], phases[number]
+    for number, (before, here) in enumerate(pairwise(phases), 1):
         if here.start <= before.start:
             raise InputError(
                 f"Mixture.phases[{number}].start={here.start}: expected more than "

@@ -1,6 +1,5 @@
 """Best-fit packing: places documents into rows of one sequence, cutting only overlong documents.
 
-Joining documents and cutting the stream every `length` tokens cuts most rows' last document in two.
 Packing (Ding et al. 2024, "Fewer Truncations Improve Language Modeling", arXiv:2404.10830) cuts a
 document only when it is longer than a row, into whole rows and a remainder. Remainders are placed
 longest first, each into the row it fills best (of equally full ones the one filled last), or into a
@@ -8,9 +7,8 @@ new row. The free end of a row is padded with EOS.
 
 A row that begins with the start of a document has an EOS in front of it, so that every document is
 read after an EOS (see `training.step.train_step`). A piece that does not end with EOS fills its
-row, so no document is split around another. Pieces of a row are in document order, and rows in the
-order of their last pieces. The concatenated rows are documents with EOS after each (padding reads
-as empty documents): the format of a token shard.
+row. Pieces of a row are in document order, rows in the order of their last pieces: the format of a
+token shard, in which padding reads as empty documents.
 """
 
 from __future__ import annotations
@@ -24,19 +22,12 @@ from pipeline.errors import InputError
 
 
 class Packing(NamedTuple):
-    """The row of every piece of the documents; sorted by row, then by start.
+    """The row of every piece of the documents, int64 (pieces,) each; sorted by row and start."""
 
-    Attributes:
-        starts: int64 (pieces,), first token of each piece in the stream of documents.
-        lengths: int64 (pieces,), tokens of each piece, from 1 to a row's length.
-        rows: int64 (pieces,), row of each piece; every row from 0 to the last has a piece.
-        places: int64 (pieces,), index in its row of each piece's first token.
-    """
-
-    starts: np.ndarray
+    starts: np.ndarray  # first token of the piece in the stream of documents
     lengths: np.ndarray
     rows: np.ndarray
-    places: np.ndarray
+    places: np.ndarray  # index in its row of the piece's first token
 
     @property
     def row_count(self) -> int:
@@ -58,7 +49,14 @@ def pack(offsets: np.ndarray, length: int) -> Packing:
     starts, lengths, rests = _cut(offsets, length)
     rows = np.concatenate([np.arange(len(starts)), len(starts) + _best_fit(rests[1], length - 1)])
     starts, lengths = (np.concatenate(pair) for pair in zip((starts, lengths), rests, strict=True))
-    starts, lengths, rows = _in_order(starts, lengths, rows)
+    # Number rows by the order of their last pieces; sort pieces by row and start.
+    last = np.full(int(rows.max()) + 1 if len(rows) else 0, -1)
+    np.maximum.at(last, rows, starts)
+    rank = np.empty_like(last)
+    rank[np.argsort(last)] = np.arange(len(last))
+    rows = rank[rows]
+    order = np.lexsort((starts, rows))
+    starts, lengths, rows = starts[order], lengths[order], rows[order]
     before = np.cumsum(lengths) - lengths
     first = np.searchsorted(rows, rows)  # the first piece of each piece's row
     fronts = np.isin(starts[first], offsets)
@@ -156,16 +154,3 @@ def _best_fit(sizes: np.ndarray, length: int) -> np.ndarray:
     found = np.empty(len(sizes), np.int64)
     found[longest_first] = placed
     return found
-
-
-def _in_order(
-    starts: np.ndarray, lengths: np.ndarray, rows: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Number rows by the order of their last pieces; sort pieces by row and start."""
-    last = np.full(int(rows.max()) + 1 if len(rows) else 0, -1)
-    np.maximum.at(last, rows, starts)
-    rank = np.empty_like(last)
-    rank[np.argsort(last)] = np.arange(len(last))
-    rows = rank[rows]
-    order = np.lexsort((starts, rows))
-    return starts[order], lengths[order], rows[order]

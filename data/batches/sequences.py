@@ -57,22 +57,17 @@ class SequenceReader:
         self._begins = self._ends - segment_rows
         # Row r of a segment of aligned rows begins at token `offset + r * length` of the array.
         self._offsets = np.insert(ends - sizes, after, 0) - self._begins * length
-        self._tails = {
-            span.stop + number: _Tails(ends[span], sizes[span] % length)
-            for number, span in enumerate(spans)
-        }
+        # Of each source the tails of its shards as one array: where each ends in it, and what to
+        # add to a place in it for the token's index in the token array.
+        self._tails = {}
+        for number, span in enumerate(spans):
+            tails = np.cumsum(sizes[span] % length)
+            self._tails[span.stop + number] = tails, ends[span] - tails
         self._is_joined = np.zeros(len(self._ends), bool)
         self._is_joined[list(self._tails)] = True
 
     def read(self, rows: np.ndarray) -> np.ndarray:
-        """The tokens of rows in any order, with or without repeats.
-
-        Returns:
-            int32 (n, length).
-
-        Raises:
-            IndexError: a row does not exist.
-        """
+        """The tokens of rows in any order, with or without repeats: int32 (n, length)."""
         rows = np.asarray(rows, np.int64)
         if rows.size and (rows.min() < 0 or rows.max() >= self.count):
             raise IndexError(f"expected rows inside [0, {self.count}), got {rows}")
@@ -89,27 +84,15 @@ class SequenceReader:
         return out
 
     def _read_joined(self, segment: int, row: int, out: np.ndarray) -> None:
-        position = (row - int(self._begins[segment])) * self.length
+        ends, offsets = self._tails[segment]
+        begin = (row - int(self._begins[segment])) * self.length
         column = 0
-        for start, size in self._tails[segment].pieces(position, position + self.length):
-            out[column : column + size] = self._tokens.read(np.array([start]), size)[0]
-            column += size
-
-
-class _Tails:
-    """A source's shard tails as one array; tail i is the `sizes[i]` tokens before `ends[i]`."""
-
-    def __init__(self, ends: np.ndarray, sizes: np.ndarray) -> None:
-        self._ends = np.cumsum(sizes)
-        self._offsets = ends - self._ends
-
-    def pieces(self, begin: int, end: int) -> list[tuple[int, int]]:
-        """(first token, size) in the token array of every piece of positions begin to end."""
-        found = []
-        first, last = np.searchsorted(self._ends, [begin, end - 1], side="right").tolist()
-        for tail in range(first, last + 1):
-            stop = min(end, int(self._ends[tail]))
-            if stop > begin:
-                found.append((int(self._offsets[tail]) + begin, stop - begin))
-                begin = stop
-        return found
+        tail = int(np.searchsorted(ends, begin, side="right"))
+        while column < self.length:
+            start = begin + column
+            size = min(self.length - column, int(ends[tail]) - start)
+            if size > 0:
+                piece = self._tokens.read(np.array([offsets[tail] + start]), size)
+                out[column : column + size] = piece[0]
+                column += size
+            tail += 1

@@ -30,15 +30,17 @@ TOKENS, OFFSETS, CHECKSUMS = "tokens", "offsets", "checksums"
 BEYOND_CHUNKS = 2  # entries of `checksums` after those of the chunks
 CRC = np.dtype("<u4")
 OFFSET = np.dtype("<i8")
+_SEALED: list[dict[str, Any]] = [
+    {"name": "bytes", "configuration": {"endian": "little"}},
+    {"name": "crc32c"},
+]
 
 
 def metadata_file(array: str) -> str:
-    """Path of an array's metadata inside the shard."""
     return f"{array}/zarr.json"
 
 
 def data_file(array: str) -> str:
-    """Path of an array's only data file inside the shard."""
     return f"{array}/c/0"
 
 
@@ -48,7 +50,6 @@ def token_dtype(vocab_size: int) -> np.dtype:
 
 
 def chunk_count(tokens: int) -> int:
-    """Number of chunks of `tokens` tokens; the last one may be partly filled."""
     return -(-tokens // CHUNK)
 
 
@@ -81,14 +82,10 @@ class ChunkChecker:
             self._sound.append(google_crc32c.extend(self._sound[-1], empty))
 
     def agree(self, records: np.ndarray, checksums: np.ndarray) -> bool:
-        """Whether every record matches its inline CRC and its expected CRC.
+        """Whether records, uint8 [n, record_bytes], match their inline and expected CRCs.
 
         One CRC over all records detects what a CRC of each would, since CRC is linear and the
         inline CRCs are compared one by one, at a fraction of the calls.
-
-        Args:
-            records: uint8 [n, record_bytes], contiguous.
-            checksums: uint32 [n].
         """
         own = np.ascontiguousarray(records[:, -CRC.itemsize :]).view(CRC)[:, 0]
         return bool((own == checksums).all()) and checksum(records) == self._sound[len(records)]
@@ -129,8 +126,7 @@ def unseal(data: bytes, dtype: np.dtype) -> np.ndarray | None:
 
 
 def tokens_metadata(tokens: int, dtype: np.dtype, attributes: dict[str, Any]) -> dict[str, Any]:
-    sealed = _sealed_codecs()
-    sharding = {"chunk_shape": [CHUNK], "codecs": sealed, "index_codecs": sealed}
+    sharding = {"chunk_shape": [CHUNK], "codecs": _SEALED, "index_codecs": _SEALED}
     codec = {"name": "sharding_indexed", "configuration": sharding}
     about = _metadata(tokens, max(1, chunk_count(tokens)) * CHUNK, dtype, [codec])
     return about | {"attributes": attributes}
@@ -138,11 +134,7 @@ def tokens_metadata(tokens: int, dtype: np.dtype, attributes: dict[str, Any]) ->
 
 def plain_metadata(length: int, dtype: np.dtype) -> dict[str, Any]:
     """The parsed zarr.json of an array stored as one chunk in the format of `seal`."""
-    return _metadata(length, length, dtype, _sealed_codecs())
-
-
-def _sealed_codecs() -> list[dict[str, Any]]:
-    return [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "crc32c"}]
+    return _metadata(length, length, dtype, _SEALED)
 
 
 def _metadata(

@@ -41,30 +41,21 @@ Fill: TypeAlias = Callable[[np.ndarray], None]
 
 @dataclass(frozen=True, eq=False)
 class ShardHead:
-    """A shard's verified metadata.
-
-    Attributes:
-        checksums: uint32 [chunks], CRC-32C of every chunk's tokens.
-        offsets_checksum: CRC-32C of the offsets.
-        attributes: vocab_size, eos_id, tokenizer.
-    """
+    """A shard's verified metadata."""
 
     tokens: int
     dtype: np.dtype
-    checksums: np.ndarray
+    checksums: np.ndarray  # uint32 [chunks], CRC-32C of every chunk's tokens
     offsets_checksum: int
-    attributes: dict[str, Any]
+    attributes: dict[str, Any]  # vocab_size, eos_id, tokenizer
 
 
 def open_files(directory: str, size: int | None = None) -> ShardFiles:
     """The files of the shard in `directory`.
 
     Args:
-        size: bytes of the tokens' data file, required for reading ranges of it. A local file of
-            another size is refused at once.
-
-    Raises:
-        CorruptOutput: the local data file is missing or has another size.
+        size: bytes of the tokens' data file, required for reading ranges of it. A local file that
+            is missing or of another size is `CorruptOutput` at once.
     """
     if storage.is_local(directory):
         return LocalFiles(directory, size)
@@ -77,19 +68,14 @@ def store_spec(directory: str) -> dict[str, Any]:
         return {"driver": "file", "path": storage.local_path(directory).rstrip("/") + "/"}
     scheme, _, place = directory.partition("://")
     bucket, _, path = place.partition("/")
-    found = {"bucket": bucket, "path": path.rstrip("/") + "/"}
+    found: dict[str, Any] = {"bucket": bucket, "path": path.rstrip("/") + "/"}
     if scheme == "gs":
         return {"driver": "gcs", **found}
-    if scheme == "s3":
-        return {"driver": "s3", **found, **_amazon_settings()}
-    raise InputError(
-        f"{directory}: nothing is written to {scheme}://; use a local path, gs:// or s3://"
-    )
-
-
-def _amazon_settings() -> dict[str, Any]:
-    """Credentials, and endpoint of an S3-compatible store, from the usual AWS variables."""
-    found: dict[str, Any] = {}
+    if scheme != "s3":
+        raise InputError(
+            f"{directory}: nothing is written to {scheme}://; use a local path, gs:// or s3://"
+        )
+    found["driver"] = "s3"
     if os.environ.get("AWS_ACCESS_KEY_ID"):
         # By default the client looks for credential files first and logs each missing one.
         found["aws_credentials"] = {"type": "environment"}
@@ -118,7 +104,7 @@ class LocalFiles:
         self.directory = directory
         self._descriptor = -1
         if size is not None:
-            self._descriptor = self._tried(_DATA, lambda path: _opened(path, directory, size))
+            self._descriptor = self._tried(_DATA, lambda path: self._opened(path, size))
 
     def __del__(self) -> None:
         # At the last reference, so that a thread in the middle of reading keeps its file.
@@ -145,7 +131,7 @@ class LocalFiles:
                     raise corrupt(self.directory, f"a data file that ends at byte {begin + done}")
                 done += more
         except OSError as error:
-            raise _failed(self.directory, error) from error
+            raise self._failed(error) from error
 
     def _tried(self, name: str, read: Callable[[str], Any]) -> Any:
         try:
@@ -153,24 +139,23 @@ class LocalFiles:
         except _MISSING as error:
             raise corrupt(self.directory, f"no file {name}") from error
         except OSError as error:
-            raise _failed(self.directory, error) from error
+            raise self._failed(error) from error
 
+    def _failed(self, error: OSError) -> StorageError:
+        if isinstance(error, StorageError):
+            return error
+        return StoreUnavailable(f"{self.directory}: {error}; check the storage, run again")
 
-def _opened(path: str, directory: str, size: int) -> int:
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    found = os.fstat(descriptor).st_size
-    if found != size:
-        os.close(descriptor)
-        raise corrupt(directory, f"{found:,} bytes in {_DATA} instead of {size:,}")
-    return descriptor
+    def _opened(self, path: str, size: int) -> int:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        if (found := os.fstat(descriptor).st_size) != size:
+            os.close(descriptor)
+            raise corrupt(self.directory, f"{found:,} bytes in {_DATA} instead of {size:,}")
+        return descriptor
 
 
 class Bucket:
-    """A key-value store of TensorStore whose keys are the files of a directory.
-
-    Args:
-        context: limits and retries; None for TensorStore's defaults.
-    """
+    """A key-value store of TensorStore whose keys are the files of a directory."""
 
     def __init__(
         self,
@@ -245,11 +230,6 @@ def start_head_read(files: ShardFiles, check: str) -> Callable[[], ShardHead]:
     return lambda: _head(files.directory, about(), checksums(), check)
 
 
-def read_head(files: ShardFiles, check: str) -> ShardHead:
-    """A shard's verified head; arguments as in `start_head_read`."""
-    return start_head_read(files, check)()
-
-
 def _head(directory: str, about: bytes, sealed: bytes, check: str) -> ShardHead:
     found = chunks.unseal(sealed, chunks.CRC)
     if found is None or len(found) < chunks.BEYOND_CHUNKS:
@@ -281,12 +261,7 @@ def _head(directory: str, about: bytes, sealed: bytes, check: str) -> ShardHead:
 def wait(
     future: Any, directory: str, timeout_s: float = TIMEOUT_S, *, writing: bool = False
 ) -> Any:
-    """The result of a TensorStore future, with its errors mapped to `pipeline.errors`.
-
-    Raises:
-        CorruptOutput: the stored data is missing or truncated; never while writing.
-        StorageError: the store failed or did not answer in `timeout_s` seconds.
-    """
+    """The result of a TensorStore future; its errors become `CorruptOutput` or `StorageError`."""
     try:
         return future.result(timeout=timeout_s)
     except TimeoutError as error:
@@ -311,14 +286,7 @@ def wait(
 
 
 def corrupt(directory: str, found: str) -> CorruptOutput:
-    """The error for a corrupt shard, in which `found` was read instead of what was written."""
     return CorruptOutput(
         f"{directory}: expected the shard written earlier, found {found}; "
         "rebuild the step that wrote it"
     )
-
-
-def _failed(directory: str, error: OSError) -> StorageError:
-    if isinstance(error, StorageError):
-        return error
-    return StoreUnavailable(f"{directory}: {error}; check the storage, run again")

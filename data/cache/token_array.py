@@ -65,18 +65,15 @@ class TokenArray:
     """
 
     def __init__(
-        self,
-        shards: Sequence[TokenShard],
-        vocab_size: int,
-        *,
-        tokenizer_digest: str = "",
+        self, shards: Sequence[TokenShard], vocab_size: int, *, tokenizer_digest: str = ""
     ) -> None:
         self.vocab_size = vocab_size
         self.tokenizer_digest = tokenizer_digest
         self.dtype = chunks.token_dtype(vocab_size)
         self._shards = [TokenShard(*shard) for shard in shards]
-        self._ends = np.cumsum(np.array([shard.tokens for shard in self._shards], np.int64))
-        self._begins = np.concatenate([np.zeros(1, np.int64), self._ends])
+        # Where each shard ends in the joined array: int64 [shards].
+        self.shard_ends = np.cumsum(np.array([s.tokens for s in self._shards], np.int64))
+        self._begins = np.concatenate([np.zeros(1, np.int64), self.shard_ends])
         self._local = all(storage.is_local(shard.directory) for shard in self._shards)
         self._record = chunks.record_bytes(self.dtype)
         self._checker = ChunkChecker(self.dtype, _AT_ONCE)
@@ -99,11 +96,6 @@ class TokenArray:
         with self._lock:
             self._files.clear()
 
-    @property
-    def shard_ends(self) -> np.ndarray:
-        """Where each shard ends in the joined array: int64 [shards]."""
-        return self._ends
-
     def read(self, starts: np.ndarray, length: int, out: np.ndarray | None = None) -> np.ndarray:
         """Windows of the joined array, which may cross shard boundaries.
 
@@ -111,19 +103,20 @@ class TokenArray:
             out: int32 (n, length), contiguous, to fill and return; None allocates one.
 
         Raises:
-            IndexError: a window is not inside the array.
             InputError: a shard was written with another tokenizer than this array's.
             CorruptOutput: a shard is not what was written.
-            StorageError: the store failed or did not answer.
         """
         starts = np.asarray(starts, np.int64)
         if out is None:
             out = np.empty((len(starts), length), np.int32)
-        self._check(starts, length, out)
+        if len(starts) and (min(found := starts.tolist()) < 0 or max(found) + length > len(self)):
+            raise IndexError(f"expected windows inside [0, {len(self)}), got starts {starts}")
+        assert (out.shape, out.dtype) == ((len(starts), length), np.int32)
+        assert out.flags.c_contiguous
         if not out.size:
             return out
         # side="right" skips empty shards, whose end equals that of the shard before.
-        shards = np.searchsorted(self._ends, starts, side="right")
+        shards = np.searchsorted(self.shard_ends, starts, side="right")
         begins = (starts - self._begins[shards]).tolist()
         shards = shards.tolist()
         self._load_heads(set(shards))
@@ -132,16 +125,6 @@ class TokenArray:
         else:
             self._read(self._pieces(shards, begins, length), out)
         return out
-
-    def _check(self, starts: np.ndarray, length: int, out: np.ndarray) -> None:
-        if len(starts) and (min(found := starts.tolist()) < 0 or max(found) + length > len(self)):
-            raise IndexError(f"expected windows inside [0, {len(self)}), got starts {starts}")
-        shape = (len(starts), length)
-        if out.shape != shape or out.dtype != np.int32 or not out.flags.c_contiguous:
-            raise InputError(
-                f"expected a contiguous int32 {shape} to read into, got {out.dtype} {out.shape}; "
-                "let `read` make one"
-            )
 
     def _whole_chunks(self, shards: list[int], begins: list[int], length: int) -> bool:
         """Whether every window consists of whole chunks of one shard."""
@@ -284,10 +267,8 @@ class TokenArray:
                     target.reshape(-1, CHUNK)[:] = tokens
 
     def _blame(self, group: Iterable[tuple[int, int, int]]) -> NoReturn:
-        """Raise `CorruptOutput` for the first chunk that is not what was written.
-
-        Args:
-            group: (shard, first chunk, chunk after the last) of what was read, in order.
+        """Raise for the first chunk of (shard, first chunk, chunk after the last) that is not what
+        was written.
         """
         own, at = self._own, 0
         for shard, first, last in group:

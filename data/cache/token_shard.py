@@ -31,7 +31,7 @@ from data.cache.shard_io import (
     ShardHead,
     corrupt,
     open_files,
-    read_head,
+    start_head_read,
     store_context,
     store_spec,
     wait,
@@ -42,11 +42,8 @@ _READ_BLOCK = 1024  # chunks per request: a few MiB, which bounds the number of 
 
 
 class TokenShard(NamedTuple):
-    """One shard of a `TokenArray`.
-
-    Attributes:
-        check: `ShardCounts.check` of the shard; "" if it is not known, in which case another intact
-            shard of the same size in its place is not detected.
+    """One shard of a `TokenArray`; without its `ShardCounts.check`, "", another intact shard of
+    the same size in its place is not detected.
     """
 
     directory: str
@@ -56,19 +53,13 @@ class TokenShard(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ShardCounts:
-    """Sizes, digests and id counts of a written shard.
-
-    Attributes:
-        digest: hex SHA-256 over tokens, offsets, dtype and counts.
-        check: hex SHA-256 of the shard's checksums, which identifies the shard to readers.
-        counts: int64[vocab], occurrences of each id.
-    """
+    """Sizes, digests (SHA-256) and id counts of a written shard."""
 
     tokens: int
     documents: int
-    digest: str
-    check: str
-    counts: np.ndarray
+    digest: str  # over tokens, offsets, dtype and counts
+    check: str  # of the shard's checksums, which identifies the shard to readers
+    counts: np.ndarray  # int64[vocab], occurrences of each id
 
 
 def write_shard(
@@ -87,11 +78,9 @@ def write_shard(
 
     Args:
         directory: an empty directory: an absolute local path or a URL of gs:// or s3://.
-        documents: batches of (concatenated ids of the batch's documents, number of ids of each
-            document), as `TextTokenizer.encode_batch` returns them.
+        documents: batches of (concatenated ids, number of ids of each document).
         eos_id: the id that ends a document and occurs nowhere else; None appends no id.
         bos_id: the id to put before a document; None, or EOS, which begins the next one, for none.
-        tokenizer_digest: SHA-256 of the tokenizer, kept in the shard's attributes.
 
     Raises:
         InputError: an id is not below `vocab_size`, EOS is inside a document, or `directory` is on
@@ -123,23 +112,21 @@ def write_shard(
     attributes = {"vocab_size": vocab_size, "eos_id": eos_id, "tokenizer": tokenizer_digest}
     tokens = _whole_chunks(blocks, int(offsets[-1]), dtype)
     check = _write(directory, tokens, offsets.astype(chunks.OFFSET), attributes)
+    digest.update(offsets.astype(chunks.OFFSET).tobytes())
+    digest.update(f"{dtype.name} {len(offsets) - 1} {offsets[-1]}\n".encode())
     return ShardCounts(
         tokens=int(offsets[-1]),
         documents=len(offsets) - 1,
-        digest=_digest(digest, dtype, offsets),
+        digest=digest.hexdigest(),
         check=check,
         counts=counts,
     )
 
 
 def read_offsets(directory: str, check: str = "") -> np.ndarray:
-    """The start of each document and the end of the last: int64[documents + 1].
-
-    Raises:
-        CorruptOutput: the offsets are missing, or not what was written.
-    """
+    """The start of each document and the end of the last: int64[documents + 1]."""
     files = open_files(directory)
-    return _offsets(files, read_head(files, check))
+    return _offsets(files, start_head_read(files, check)())
 
 
 def unigram_entropy(counts: np.ndarray) -> float:
@@ -243,43 +230,30 @@ def _read_back(
             same = False
         if not same:
             raise corrupt(files.directory, f"another layout in {name}")
-    head = read_head(files, check)
-    for _ in _blocks(files.directory, head):
-        pass
+    head = start_head_read(files, check)()
     if not np.array_equal(_offsets(files, head), offsets):
         raise corrupt(files.directory, "other offsets")
     if head.tokens:
-        _check_index(head, files.directory)
+        _check_data(head, files.directory)
 
 
-def _check_index(head: ShardHead, directory: str) -> None:
-    """Raise `CorruptOutput` when Zarr's index is not the regular layout that readers assume."""
-    count = len(head.checksums)
-    tail = np.empty(count * 16 + chunks.CRC.itemsize, np.uint8)
+def _check_data(head: ShardHead, directory: str) -> None:
+    """Raise unless every chunk is sound and Zarr's index is the layout that readers assume."""
     files = open_files(directory, chunks.data_bytes(head.tokens, head.dtype))
-    files.read_into(count * chunks.record_bytes(head.dtype), tail)
-    expected = chunks.regular_index(count, head.dtype)
-    found = chunks.unseal(tail.tobytes(), expected.dtype)
-    if found is None or not np.array_equal(found.reshape(-1, 2), expected):
-        raise corrupt(directory, f"another index in {chunks.data_file(chunks.TOKENS)}")
-
-
-def _blocks(directory: str, head: ShardHead) -> Iterator[np.ndarray]:
-    """The tokens of a shard in order, in blocks [n], every chunk checked."""
-    if not head.tokens:
-        return
-    files = open_files(directory, chunks.data_bytes(head.tokens, head.dtype))
-    checker = ChunkChecker(head.dtype, min(_READ_BLOCK, len(head.checksums)))
-    record, left = chunks.record_bytes(head.dtype), head.tokens
-    for first in range(0, len(head.checksums), _READ_BLOCK):
+    count, record = len(head.checksums), chunks.record_bytes(head.dtype)
+    checker = ChunkChecker(head.dtype, min(_READ_BLOCK, count))
+    for first in range(0, count, _READ_BLOCK):
         checksums = head.checksums[first : first + _READ_BLOCK]
         records = np.empty((len(checksums), record), np.uint8)
         files.read_into(first * record, records)
         if not checker.agree(records, checksums):
             raise corrupt(directory, f"corrupt chunks {first} to {first + len(records) - 1}")
-        tokens = chunks.tokens_of(records, head.dtype).reshape(-1)
-        yield tokens[: min(left, len(tokens))]
-        left -= len(tokens)
+    tail = np.empty(count * 16 + chunks.CRC.itemsize, np.uint8)
+    files.read_into(count * record, tail)
+    expected = chunks.regular_index(count, head.dtype)
+    found = chunks.unseal(tail.tobytes(), expected.dtype)
+    if found is None or not np.array_equal(found.reshape(-1, 2), expected):
+        raise corrupt(directory, f"another index in {chunks.data_file(chunks.TOKENS)}")
 
 
 def _offsets(files: ShardFiles, head: ShardHead) -> np.ndarray:
@@ -289,12 +263,6 @@ def _offsets(files: ShardFiles, head: ShardHead) -> np.ndarray:
     if found is None or crc != head.offsets_checksum:
         raise corrupt(files.directory, "offsets that disagree with their checksum")
     return found.astype(np.int64)
-
-
-def _digest(hasher: hashlib._Hash, dtype: np.dtype, offsets: np.ndarray) -> str:
-    hasher.update(offsets.astype(chunks.OFFSET).tobytes())
-    hasher.update(f"{dtype.name} {len(offsets) - 1} {offsets[-1]}\n".encode())
-    return hasher.hexdigest()
 
 
 @contextmanager

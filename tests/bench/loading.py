@@ -89,7 +89,7 @@ def parts(work: Path, options: dict[str, Any]) -> None:
                 )
             for count in (options["batch_size"], GROUP_TOKENS // length):
                 took = _processor_seconds(
-                    lambda at, dataset=dataset, rows=rows, count=count: dataset.read_rows(
+                    lambda at, dataset=dataset, rows=rows, count=count: dataset._rows.read(
                         rows.take(np.arange(at * count, (at + 1) * count), mode="wrap")
                     )
                 )

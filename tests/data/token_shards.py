@@ -7,6 +7,8 @@ import numpy as np
 
 from data.batches.dataset import DatasetSpec, Source
 from data.cache import token_shard
+from data.cache.shard_io import open_files, start_head_read
+from data.cache.token_array import TokenArray
 from data.cache.token_shard import TokenShard
 
 VOCAB = 60_002
@@ -58,21 +60,24 @@ def spec(*sources, length=32, **more):
 
 def content_digest(directory, check=""):
     """`ShardCounts.digest` of what a shard has in storage."""
-    files, digest = token_shard.open_files(directory), hashlib.sha256()
-    head = token_shard.read_head(files, check)
-    for block in token_shard._blocks(directory, head):
-        digest.update(np.ascontiguousarray(block).data)
-    offsets = token_shard._offsets(files, head)
-    return token_shard._digest(digest, head.dtype, offsets)
+    head = start_head_read(open_files(directory), check)()
+    offsets = token_shard.read_offsets(directory, check)
+    tokens = np.empty((0, 0), np.int32)
+    if head.tokens:
+        shard = TokenShard(directory, head.tokens, check)
+        tokens = TokenArray([shard], head.attributes["vocab_size"]).read(np.array([0]), head.tokens)
+    digest = hashlib.sha256(tokens.astype(head.dtype).tobytes())
+    digest.update(offsets.astype("<i8").tobytes())
+    digest.update(f"{head.dtype.name} {len(offsets) - 1} {offsets[-1]}\n".encode())
+    return digest.hexdigest()
 
 
 def describe(directory):
     """A shard's metadata: tokens, documents, dtype, vocab_size, eos_id, tokenizer."""
-    files = token_shard.open_files(directory)
-    head = token_shard.read_head(files, "")
+    head = start_head_read(open_files(directory), "")()
     return {
         "tokens": head.tokens,
-        "documents": len(token_shard._offsets(files, head)) - 1,
+        "documents": len(token_shard.read_offsets(directory)) - 1,
         "dtype": head.dtype.name,
         **head.attributes,
     }
