@@ -44,9 +44,6 @@ def fineweb_edu(subset: str = "sample-10BT", revision: str = FINEWEB_EDU_REVISIO
         subset: `sample-10BT`, `sample-100BT`, `sample-350BT`, `default` (every dump), or the name
             of one Common Crawl dump such as `CC-MAIN-2024-10`.
         revision: commit of the dataset repository, 40 hexadecimal digits.
-
-    Raises:
-        InputError: an unknown subset, or a revision that can move (a branch, a short hash).
     """
     if not re.fullmatch(r"[0-9a-f]{40}", revision):
         raise InputError(

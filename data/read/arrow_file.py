@@ -1,4 +1,6 @@
-"""Wraps Python files for Arrow and waits at exit until Arrow has released their buffers.
+"""Wraps Python files for Arrow, and tells its errors of damaged files from those of a store.
+
+At exit it waits until Arrow has released the files' buffers.
 
 Arrow prefetches in its own threads. Such a thread may hold the last reference to a file or to a
 block read from it, some time after the caller has the rows. Releasing it needs the interpreter; if
@@ -18,6 +20,9 @@ from typing import IO
 import pyarrow as pa
 from fsspec.spec import AbstractBufferedFile
 
+from data.read.retry import redact
+from pipeline.errors import InputError
+
 _MOST_SECONDS = 2.0  # a block held for longer belongs to Python code, not to a thread of Arrow
 _blocks: set[weakref.ref[memoryview]] = set()
 
@@ -30,6 +35,39 @@ def arrow_file(handle: IO[bytes] | AbstractBufferedFile) -> Iterator[pa.NativeFi
         yield source
     finally:
         source.close()
+
+
+@contextmanager
+def whole(url: str, kind: str) -> Iterator[None]:
+    """Errors that mean a corrupt file, as an `InputError` that expected a whole one of a kind."""
+    try:
+        yield
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        if not is_corrupt(error):
+            raise
+        raise unsound(url, kind, one_line(error)) from error
+
+
+def unsound(url: str, kind: str, found: str) -> InputError:
+    return InputError(
+        f"{redact(url)}: expected a whole {kind}, found {redact(found)}; "
+        "fetch the file again or leave it out of the source"
+    )
+
+
+def is_corrupt(error: Exception) -> bool:
+    """Whether `error` means that an Arrow or Parquet file is corrupt or missing.
+
+    Arrow reports corrupt data as its own exceptions or as an `OSError` without an error number; an
+    error of the disk or network has a number or another class.
+    """
+    if isinstance(error, pa.ArrowException | FileNotFoundError | UnicodeDecodeError):
+        return True
+    return type(error) is OSError and error.errno is None
+
+
+def one_line(error: Exception) -> str:
+    return str(error).strip().split("\n")[0] or type(error).__name__
 
 
 class _Counted:

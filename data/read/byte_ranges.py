@@ -1,9 +1,7 @@
 """Reads byte ranges of source files on a local disk, the Hugging Face hub, gs:// or http(s)://.
 
-`file_state` returns a file's size and version, and `open_ranges` opens it as a seekable, read-only
-file that fetches exactly what is read; every read is checked for its length and retried by
-`data.read.retry`. A size or version (the hub's object id, an ETag, a generation) other than the
-first one seen is an `InputError`.
+Every read is checked for its length and retried by `data.read.retry`. A size or version (the hub's
+object id, an ETag, a generation) other than the first one seen is an `InputError`.
 
 Hub files are read with one request per attempt, through the session of `huggingface_hub`, because
 the file object of `HfFileSystem` retries each read six times before it reports an error.
@@ -37,23 +35,14 @@ Fetch = Callable[[int, int, float], bytes]
 
 
 class FileState(NamedTuple):
-    """A file's size and version, by which a change is detected.
-
-    Attributes:
-        version: the hub's object id, an ETag, a generation, or a local file's modification time; ""
-            if the store gives none.
-    """
+    """A file's size and version, by which a change is detected."""
 
     size: int
-    version: str = ""
+    version: str = ""  # the hub's object id, an ETag, a generation, or a local file's time
 
 
 def file_state(url: str) -> FileState:
-    """The file's current size and version in the store.
-
-    Raises:
-        InputError: the file is missing (`NotThere`), not permitted, or of unknown size.
-    """
+    """The file's current size and version in the store."""
     fs, path = storage.filesystem(_address(url))
     if isinstance(fs, LocalFileSystem):
         try:
@@ -74,11 +63,7 @@ def file_state(url: str) -> FileState:
 def open_ranges(url: str, state: FileState | None = None) -> IO[bytes]:
     """The file for reading by range; opening it fetches no content.
 
-    Args:
-        state: the state that the file must have; None for its current state.
-
-    Raises:
-        InputError: the file is missing, or its state differs (also when read).
+    A state other than `state` is refused (also when read); None stands for the current one.
     """
     fs, path = storage.filesystem(_address(url))
     if isinstance(fs, LocalFileSystem):

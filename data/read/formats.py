@@ -82,11 +82,7 @@ def kind_by_name(url: str) -> Kind | None:
 
 @contextmanager
 def open_stream(url: str, state: FileState, begin: int = 0) -> Iterator[IO[bytes]]:
-    """The bytes of a file from `begin` on, decompressed.
-
-    Raises:
-        InputError: the file is missing, changed, or a corrupt compressed file (also when read).
-    """
+    """The bytes of a file from `begin` on, decompressed; a corrupt one is refused when read."""
     packed = compression(url)
     if packed and not state.size:
         raise InputError(

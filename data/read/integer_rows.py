@@ -24,11 +24,7 @@ from pipeline.errors import InputError
 
 @dataclass(frozen=True, kw_only=True)
 class RowSpan:
-    """Rows of one row group.
-
-    Attributes:
-        begin, end: first row of the span in it, and the row after the last.
-    """
+    """Rows `begin` to `end` - 1 of one row group."""
 
     file: str
     row_group: int
@@ -59,11 +55,7 @@ class Layout:
 
 
 def list_spans(source: str, layout: Layout) -> list[RowSpan]:
-    """Every row group of a source, in the order of file names; reads footers only.
-
-    Raises:
-        InputError: no file matches, or a file lacks the columns of lists of integers.
-    """
+    """Every row group of a source, in the order of file names; reads footers only."""
     files = [url for url, _ in list_files(source)]
     with ThreadPoolExecutor(min(FOOTERS_AT_ONCE, len(files))) as pool:
         found = pool.map(lambda url: _spans(url, layout), files)
@@ -101,10 +93,6 @@ def read_rows(span: RowSpan, layout: Layout) -> Iterator[np.ndarray]:
 
     An id that is not predicted is stored as id + `vocab_size`: the first of a row, one with mask 0,
     the padding id, and the zeros that fill a short row.
-
-    Raises:
-        InputError: a null, a row that is longer than `length`, an id outside the vocabulary, or a
-            mask of another length than its row.
     """
     at = 0
     where = f"{redact(span.file)}: row group {span.row_group}"
@@ -172,11 +160,8 @@ def divide(
     Neighbouring rows, which may be similar, stay in one split, except in one row group per split.
 
     Args:
-        order: a permutation of their indices.
+        order: a permutation of the spans' indices.
         splits: (split, rows) in the order of filling; the rest is "train".
-
-    Raises:
-        InputError: the source does not have more rows than are held out.
     """
     available, asked = sum(s.end - s.begin for s in spans), sum(rows for _, rows in splits)
     if asked >= available:

@@ -53,9 +53,6 @@ def find_files(
 
     Args:
         accept: whether to read a file in a folder, or of a pattern that ends in *, by its name.
-
-    Raises:
-        InputError: no file matches, access is not permitted, or `source` is not a URL.
     """
     if source.startswith(PYTHON_DOCS):
         return [(source, file_state(source))]
@@ -73,10 +70,6 @@ def list_source(source: str, seconds: float, accept: Accept = is_document_file) 
 
     Args:
         seconds: deadline of requests to the store. Digesting local files has no deadline.
-        accept: as in `find_files`.
-
-    Raises:
-        InputError: no file matches, access is not permitted, or `source` is not a URL.
     """
     if source.startswith(PYTHON_DOCS):
         check_documentation(source)
@@ -92,7 +85,7 @@ def list_source(source: str, seconds: float, accept: Accept = is_document_file) 
     root = _root(fs, path)
     names = [name.removeprefix(root) for name, _ in matches]
     if isinstance(fs, LocalFileSystem):
-        files = _local_files(dict(zip(names, (name for name, _ in matches), strict=True)))
+        files = _local_files(dict(zip(names, dict(matches), strict=True)))
     else:
         with ThreadPoolExecutor(_AT_ONCE) as pool:
             files = tuple(
@@ -116,11 +109,7 @@ def list_documents(source: str, seconds: float) -> Listing:
 
 
 def list_folder(path: str, seconds: float) -> Listing:
-    """The files of a local folder, recursively, without hidden ones and `__pycache__`.
-
-    Raises:
-        InputError: there is no such folder.
-    """
+    """The files of a local folder, recursively, without hidden ones and `__pycache__`."""
     del seconds
     if not os.path.isdir(path):
         raise InputError(f"expected a folder, found none at {path}; check the path")
@@ -161,7 +150,15 @@ def _find(
             "show; use an address that may be read without one"
         )
     end = None if seconds is None else time.monotonic() + seconds
-    fs, path = _filesystem(source, seconds)
+    if seconds is None or storage.is_local(source):
+        fs, path = storage.filesystem(source)
+    else:
+        # The gs:// client would search longer for a login. A shorter limit for the client, so
+        # that its own error arrives before the timeout.
+        limit = 0.8 * seconds
+        fs, path = with_retries(
+            f"source {source!r}", lambda _: storage.filesystem(source, limit), seconds, blocks=True
+        )
     path = _named(fs, path)
     if not isinstance(fs, LocalFileSystem):
         fs.invalidate_cache()
@@ -178,17 +175,6 @@ def _find(
             f"(a folder or a pattern that ends in * reads {READ} by name)"
         )
     return fs, path, sorted(files, key=lambda match: match[0]), sorted(folders)
-
-
-def _filesystem(source: str, seconds: float | None) -> tuple[Any, str]:
-    """`storage.filesystem` within `seconds`; the gs:// client would search longer for a login."""
-    if seconds is None or storage.is_local(source):
-        return storage.filesystem(source)
-    # A shorter limit for the client, so that its own error arrives before the timeout.
-    limit = 0.8 * seconds
-    return with_retries(
-        f"source {source!r}", lambda _: storage.filesystem(source, limit), seconds, blocks=True
-    )
 
 
 def _matches(fs: Any, path: str, left: float, accept: Accept) -> tuple[list[_Match], list[str]]:
@@ -243,19 +229,12 @@ def _web_glob(fs: Any, path: str) -> list[str]:
 
 
 def _is_pattern(fs: Any, path: str) -> bool:
-    return bool(set(path) & set(_magic(fs))) and not _is_local_name(fs, path)
-
-
-def _is_local_name(fs: Any, path: str) -> bool:
-    return isinstance(fs, LocalFileSystem) and os.path.lexists(path)
+    there = isinstance(fs, LocalFileSystem) and os.path.lexists(path)
+    return bool(set(path) & set(_magic(fs))) and not there
 
 
 def _named(fs: Any, path: str) -> str:
-    """The path, in which a local folder's own name is no pattern.
-
-    Raises:
-        InputError: a name with * ? or [ exists, and as a pattern it matches other files too.
-    """
+    """The path, in which a local folder's own name is no pattern; refused if it is also one."""
     if not isinstance(fs, LocalFileSystem) or not set(path) & set(_magic(fs)):
         return path
     known = path

@@ -43,19 +43,12 @@ logger = logging.getLogger("ponente")
 
 @dataclass(frozen=True)
 class _Known:
-    """What is remembered of a file.
+    """What is remembered of a file."""
 
-    Attributes:
-        mark: size, time of change of content and of inode, inode.
-        samples: digest of the samples; of all bytes of a small file.
-        whole: digest of all bytes of a large file, once it was written with the same samples.
-        settled: whether it was old enough: a younger file may change within a tick of its times.
-    """
-
-    mark: list[int]
-    samples: str
-    whole: str = ""
-    settled: bool = True
+    mark: list[int]  # size, time of change of content and of inode, inode
+    samples: str  # digest of the samples; of all bytes of a small file
+    whole: str = ""  # digest of all bytes of a large file, once written with the same samples
+    settled: bool = True  # a younger file may change within a tick of its times
 
     @property
     def digest(self) -> str:
@@ -87,7 +80,8 @@ def digest_files(paths: Iterable[str]) -> dict[str, tuple[int, str]]:
 def _digest(path: str, known: _Known | None) -> tuple[str, _Known, int]:
     """(path, what is known of the file now, bytes read)."""
     try:
-        with open(path, "rb", opener=_without_waiting) as file:
+        # Opened without waiting for the writer of a named pipe.
+        with open(path, "rb", opener=lambda p, flags: os.open(p, flags | os.O_NONBLOCK)) as file:
             stat = os.fstat(file.fileno())
             if not S_ISREG(stat.st_mode):
                 raise OSError("a pipe or a device, not a file with an end")
@@ -100,26 +94,15 @@ def _digest(path: str, known: _Known | None) -> tuple[str, _Known, int]:
             now = _Known(mark, samples, settled=settled)
             again = stat.st_size > WHOLE and known is not None and known.samples == samples
             if again and known is not None and (known.whole or not same):
-                now, read = replace(now, whole=_all(file.fileno())), read + stat.st_size
+                file.seek(0)
+                whole = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16))
+                now, read = replace(now, whole=whole.hexdigest()), read + stat.st_size
             return path, now, read
     except OSError as error:
         raise InputError(
             f"{path}: expected a file that can be read, found {error.strerror or error}; "
             "check the source"
         ) from None
-
-
-def _without_waiting(path: str, flags: int) -> int:
-    """Open a file; a named pipe without waiting for its writer."""
-    return os.open(path, flags | os.O_NONBLOCK)
-
-
-def _all(file: int) -> str:
-    digest, start = hashlib.blake2b(digest_size=16), 0
-    while piece := os.pread(file, WHOLE, start):
-        digest.update(piece)
-        start += len(piece)
-    return digest.hexdigest()
 
 
 def _content(file: int, size: int) -> tuple[str, int]:

@@ -14,13 +14,12 @@ from typing import IO, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from data.read.arrow_file import arrow_file
+from data.read.arrow_file import arrow_file, is_corrupt, one_line, unsound, whole
 from data.read.byte_ranges import FileState, RangeFile, open_ranges
-from data.read.parquet_table import is_corrupt, one_line
-from data.read.retry import redact
-from pipeline.errors import InputError, PonenteError
+from pipeline.errors import PonenteError
 
 _FOOTERS_KEPT = 8
+_KIND = "Parquet file"
 _MAGIC = b"PAR1"
 _LONGEST_INDEX = 1 << 20
 _BEGINNINGS = {
@@ -35,30 +34,20 @@ _BEGINNINGS = {
 
 
 class RowGroup(NamedTuple):
-    """Sizes of a row group, from the footer of its file.
-
-    Attributes:
-        text_bytes: uncompressed bytes of the text column.
-        compressed_bytes: bytes in the file of the columns id, text, token count and score.
-    """
+    """Sizes of a row group, from the footer of its file."""
 
     rows: int
-    text_bytes: int
-    compressed_bytes: int
+    text_bytes: int  # of the text column, uncompressed
+    compressed_bytes: int  # in the file, of the columns id, text, token count and score
 
 
 @contextmanager
 def open_parquet(url: str, state: FileState | None = None) -> Iterator[pq.ParquetFile]:
     """The Parquet file at a URL, which fetches only the bytes that are read.
 
-    Args:
-        state: the state that the file must have, see `data.read.byte_ranges`; with it the footer is
-            cached.
-
-    Raises:
-        InputError: the file is missing, changed, not Parquet or corrupt.
+    With a `state`, which the file must then have, the footer is cached.
     """
-    try:
+    with whole(url, _KIND):
         footer = _footer(url, state) if state is not None and state.version else None
         with (
             open_ranges(url, state) as handle,
@@ -66,10 +55,6 @@ def open_parquet(url: str, state: FileState | None = None) -> Iterator[pq.Parque
             _parquet(url, handle, source, footer) as parquet,
         ):
             yield parquet
-    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        if not (is_corrupt(error) or isinstance(error, UnicodeDecodeError)):
-            raise
-        raise _unsound(url, redact(one_line(error))) from error
 
 
 @functools.lru_cache(maxsize=_FOOTERS_KEPT)
@@ -89,7 +74,7 @@ def _parquet(
         found = _what_it_is(handle) if is_corrupt(error) else ""
         if not found:
             raise
-        raise _unsound(url, f"{found} ({redact(one_line(error))})") from error
+        raise unsound(url, _KIND, f"{found} ({one_line(error)})") from error
 
 
 def _what_it_is(handle: IO[bytes]) -> str:
@@ -106,11 +91,8 @@ class _FooterIsSound(PonenteError):
 
 
 def check_footer(url: str, state: FileState, footer: pq.FileMetaData) -> None:
-    """Check what a footer says of its file, before anything else is asked of it.
-
-    Raises:
-        InputError: the footer has offsets outside the file, encrypted columns or wrong counts, or
-            is that of one of several files in one.
+    """Check what a footer says of its file, before anything else is asked of it: offsets, counts,
+    no encrypted columns, and that there is one file only.
     """
     # Arrow aborts the process when it returns the metadata of a corrupt or encrypted column, but
     # raises when it prepares to read one. So prepare all columns first, and stop at the first read.
@@ -121,13 +103,10 @@ def check_footer(url: str, state: FileState, footer: pq.FileMetaData) -> None:
     except _FooterIsSound:
         pass
     except (pa.ArrowException, OSError) as error:
-        raise InputError(
-            f"{redact(url)}: expected a whole Parquet file that is not encrypted, found "
-            f"{redact(one_line(error))}; fetch the file again or leave it out of the source"
-        ) from error
+        raise unsound(url, f"{_KIND} that is not encrypted", one_line(error)) from error
     groups = [footer.row_group(index) for index in range(footer.num_row_groups)]
     if sum(group.num_rows for group in groups) != footer.num_rows:
-        raise _unsound(url, f"row groups that do not add up to {footer.num_rows:,} rows")
+        raise unsound(url, _KIND, f"row groups that do not add up to {footer.num_rows:,} rows")
     ends = [
         (column.dictionary_page_offset or column.data_page_offset) + column.total_compressed_size
         for group in groups
@@ -135,7 +114,7 @@ def check_footer(url: str, state: FileState, footer: pq.FileMetaData) -> None:
     ]
     between = state.size - 8 - footer.serialized_size - max(ends, default=4)
     if between < 0:
-        raise _unsound(url, f"a footer {-between:,} bytes before the end of the data")
+        raise unsound(url, _KIND, f"a footer {-between:,} bytes before the end of the data")
     if groups and between:  # indices of pages; or, before this file, another one of that size
         first = max(0, between - _LONGEST_INDEX)
         with open_ranges(url, state) as handle:
@@ -143,26 +122,26 @@ def check_footer(url: str, state: FileState, footer: pq.FileMetaData) -> None:
             place = handle.read(between + len(_MAGIC) - first).find(_MAGIC + _MAGIC)
         if place >= 0:
             place += first + len(_MAGIC)
-            raise _unsound(url, f"two, of which the second begins at byte {place:,}")
+            raise unsound(url, _KIND, f"two, of which the second begins at byte {place:,}")
 
 
 def row_groups(url: str, footer: pq.FileMetaData, text: str, wanted: set[str]) -> list[RowGroup]:
-    """The row groups of a file.
-
-    Args:
-        text, wanted: paths of the text column and of the columns to read.
-
-    Raises:
-        InputError: the footer has names or counts of columns that differ.
-    """
-    names = _column_names(url, footer)
+    """The row groups of a file, by the paths of the text column and of the columns to read."""
+    # A footer has names twice but no checksum: they must be consistent.
+    names = [footer.schema.column(index).path for index in range(footer.num_columns)]
+    for index, name in enumerate(names if footer.num_row_groups else ()):
+        again = footer.row_group(0).column(index).path_in_schema
+        if again != name:
+            raise unsound(url, _KIND, f"one column named {name!r} and {again!r}")
     leaves = {name: index for index, name in enumerate(names)}
     found = []
     for index in range(footer.num_row_groups):
         group = footer.row_group(index)
         columns = [group.column(leaves[name]) for name in wanted]
         if any(column.num_values != group.num_rows for column in columns):
-            raise _unsound(url, f"row group {index} without {group.num_rows:,} values per column")
+            raise unsound(
+                url, _KIND, f"row group {index} without {group.num_rows:,} values per column"
+            )
         compressed = sum(column.total_compressed_size for column in columns)
         uncompressed = group.column(leaves[text]).total_uncompressed_size
         found.append(RowGroup(group.num_rows, uncompressed, compressed))
@@ -171,20 +150,3 @@ def row_groups(url: str, footer: pq.FileMetaData, text: str, wanted: set[str]) -
 
 def _stop(start: int, stop: int, left: float) -> bytes:
     raise _FooterIsSound
-
-
-def _column_names(url: str, footer: pq.FileMetaData) -> list[str]:
-    """Paths of the columns, checked for consistency: a footer has names twice but no checksum."""
-    names = [footer.schema.column(index).path for index in range(footer.num_columns)]
-    for index, name in enumerate(names if footer.num_row_groups else ()):
-        again = footer.row_group(0).column(index).path_in_schema
-        if again != name:
-            raise _unsound(url, f"one column named {name!r} and {again!r}")
-    return names
-
-
-def _unsound(url: str, found: str) -> InputError:
-    return InputError(
-        f"{redact(url)}: expected a whole Parquet file, found {found}; "
-        "fetch the file again or leave it out of the source"
-    )

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from types import TracebackType
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from data.read.arrow_file import arrow_file
+from data.read.arrow_file import arrow_file, is_corrupt, one_line
 from pipeline.errors import CorruptOutput
 from pipeline.store import storage
 
@@ -39,12 +38,7 @@ class TableWriter:
     def __enter__(self) -> TableWriter:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         try:
             if error is None:
                 self._flush()
@@ -68,11 +62,7 @@ class TableWriter:
 def read_table(
     url: str, columns: Sequence[str] | None = None, row_groups: Sequence[int] | None = None
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of a file that `TableWriter` wrote, every page checked against its checksum.
-
-    Raises:
-        CorruptOutput: the file is missing, truncated or changed.
-    """
+    """The rows of a file that `TableWriter` wrote, every page checked against its checksum."""
     with (
         _as_corrupt(url),
         storage.open_read(url) as handle,
@@ -100,18 +90,3 @@ def _as_corrupt(url: str) -> Iterator[None]:
             f"{url}: expected the Parquet file written earlier, found {one_line(error)}; "
             "rebuild the step that wrote it"
         ) from error
-
-
-def is_corrupt(error: Exception) -> bool:
-    """Whether `error` means that an Arrow or Parquet file is corrupt or missing.
-
-    Arrow reports corrupt data as its own exceptions or as an `OSError` without an error number; an
-    error of the disk or network has a number or another class.
-    """
-    if isinstance(error, pa.ArrowException | FileNotFoundError):
-        return True
-    return type(error) is OSError and error.errno is None
-
-
-def one_line(error: Exception) -> str:
-    return str(error).strip().split("\n")[0] or type(error).__name__

@@ -1,14 +1,9 @@
 """English text that every Python contains, so that a first run needs no network.
 
-There are two kinds of documents, about 2 MB together: the topics of the language reference that
-`help()` shows (`pydoc_data.topics`), and the docstrings of the standard library, one document per
-module in source order (the module's docstring, then its classes and functions), which is long
-enough to fill a context.
-
-The table depends on the Python build only: files are visited in sorted order, repeated docstrings
-are skipped, and neither the locale nor the file system has an influence. Distributors patch the
-library, so two builds of one version may differ in a few documents. It is written once, as a
-Parquet file in the user's cache, and read like any other file.
+About 2 MB: the topics of the language reference that `help()` shows, and the docstrings of the
+standard library, one document per module in source order. The table depends on the Python build
+only: files are visited in sorted order, and repeated docstrings are skipped. It is written once, as
+a Parquet file in the user's cache, and read like any other file.
 """
 
 from __future__ import annotations
@@ -46,11 +41,7 @@ _WITH_DOCSTRING = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionD
 
 @functools.cache
 def written(source: str) -> str:
-    """Path of the file that a `python-docs://` URL names, written if this host has none.
-
-    Raises:
-        InputError: it is that of another Python than the running one.
-    """
+    """Path of the file that a `python-docs://` URL names, written if this host has none."""
     check_documentation(source)
     build = f"{sys.version}\0{_library()}\0".encode() + Path(__file__).read_bytes()
     name = f"python-docs-{hashlib.blake2b(build, digest_size=8).hexdigest()}.parquet"

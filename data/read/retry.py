@@ -2,9 +2,7 @@
 
 Transient errors (429, 5xx, a connection that is reset, unresponsive or cut short, an unusable
 response) are retried with the back-off of `pipeline.store.retry`, until `TRIES` or the deadline of
-`patience()`. Permanent errors (not permitted, missing, changed) are an `InputError` at once. The
-client of gs:// retries by itself; its final error is not retried again.
-
+`patience()`; the client of gs:// retries by itself. Permanent errors are an `InputError` at once.
 Messages name the file by its URL without user, password and query, and never quote a header.
 """
 
@@ -93,8 +91,7 @@ def with_retries(
 
     Raises:
         InputError: not permitted, missing (`NotThere`), not a URL, or the hub's client is offline.
-        StoreUnavailable: retries or time were used up; the message has the count and the reason.
-        StorageError: the store refused with another permanent error.
+        StoreUnavailable: retries or time were used up.
     """
     what = redact(what)
     limit = patience() if seconds is None else min(seconds, patience())

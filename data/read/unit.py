@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -16,6 +16,9 @@ BATCH_BYTES = 16 << 20  # most bytes of text in one batch, unless one document i
 BYTES_PER_TOKEN = 4  # estimate for English text without a token count
 MOST_TEXT = (1 << 31) - 1  # most bytes of a text, as of an Arrow string array
 UNKNOWN = -1
+SMALL_BYTES = 4 << 20  # units with less text are read together: a task costs more than one
+TOGETHER_BYTES = 32 << 20
+TOGETHER = 1024  # files of one task
 
 
 class Fields(NamedTuple):
@@ -25,8 +28,8 @@ class Fields(NamedTuple):
         id: column or key of the id, which must exist; None uses "id" if it exists, and otherwise an
             id computed from the text.
         skip_nulls: skip and count rows in which one of these fields is null.
-        skip_invalid: skip and count rows that are no document, such as a line that is not JSON, a
-            text that is not UTF-8 or an impossible count. A damaged file is refused all the same.
+        skip_invalid: skip and count rows that are no document. A damaged file is refused all the
+            same.
     """
 
     text: str = "text"
@@ -47,7 +50,6 @@ class Unit:
             per document more than the text itself), else about the bytes read.
         size: bytes of the file when it was divided into units; 0 if not known.
         begin, end: range of bytes; the unit has the lines that begin in it; 0 and 0 for all lines.
-        skip_nulls, skip_invalid: skip rows with a null, and rows that are no document.
     """
 
     file: str
@@ -95,3 +97,32 @@ class Rows(NamedTuple):
     batch: pa.RecordBatch
     invalid: Mapping[int, str]
     place: Callable[[int], str]
+
+
+def small_together(units: Iterable[Unit]) -> Iterator[tuple[Unit, ...]]:
+    """The units in order: neighbours with less than 4 MiB of text each in groups, others alone."""
+    return grouped(units, lambda unit: unit.text_bytes < SMALL_BYTES, TOGETHER, TOGETHER_BYTES)
+
+
+def grouped(
+    units: Iterable[Unit], joins: Callable[[Unit], bool], most_units: int, most_bytes: int
+) -> Iterator[tuple[Unit, ...]]:
+    """The units in order: neighbours for which `joins` in groups, every other unit alone.
+
+    The units of a group all have a `token_count`, or none of them has.
+    """
+    found: list[Unit] = []
+    size = 0
+    for unit in units:
+        joined = joins(unit)
+        full = len(found) == most_units or size + unit.text_bytes > most_bytes
+        if found and (full or not joined or found[-1].counted != unit.counted):
+            yield tuple(found)
+            found, size = [], 0
+        if joined:
+            found.append(unit)
+            size += unit.text_bytes
+        else:
+            yield (unit,)
+    if found:
+        yield tuple(found)

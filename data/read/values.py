@@ -1,20 +1,21 @@
-"""Values of Arrow columns, checked and converted to the types that documents have.
+"""Values of Arrow columns: checked, converted to the types that documents have, and as bytes.
 
 Arrow reads the offsets of an Arrow file and the text of any file without validating them, and then
-a wrong offset ends the process. So batches of Arrow files pass `check_structure` first. A value
-that is no document's is reported by its row, so that the reader can name or skip it.
+a wrong offset ends the process. So batches of Arrow files pass `check_structure` first.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Iterator
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from data.read.unit import BATCH_BYTES, BATCH_ROWS, MOST_TEXT
+from data.read.unit import BATCH_BYTES, BATCH_ROWS, BYTES_PER_TOKEN, MOST_TEXT
 
 _BINARY = {
     pa.string(): pa.binary(),
@@ -66,8 +67,7 @@ def joined(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 def converted(field: str, name: str, column: pa.Array) -> tuple[pa.Array, dict[int, str]]:
     """(values as a document has them, what is wrong with a row by its index) of one column.
 
-    Args:
-        column: of `pieces`; a wrong value becomes null.
+    A wrong value becomes null.
     """
     if field == "score":  # float64 may round an integer; that does not matter for selection
         return column.cast(pa.float64(), safe=False), {}
@@ -90,8 +90,7 @@ def converted(field: str, name: str, column: pa.Array) -> tuple[pa.Array, dict[i
 def impossible_counts(batch: pa.RecordBatch, most_tokens: int) -> dict[int, str]:
     """What is wrong with a row's `token_count`, by row; nulls are not looked at.
 
-    Args:
-        most_tokens: upper bound of a document's tokens if its text was not read.
+    `most_tokens` is the upper bound for a document whose text was not read.
     """
     if "token_count" not in batch.schema.names:
         return {}
@@ -165,3 +164,41 @@ def _strings(name: str, column: pa.Array) -> tuple[pa.Array, dict[int, str]]:
             )
             values[row] = None
     return pa.array(values, pa.binary()).view(pa.string()), wrong
+
+
+def text_offsets(texts: pa.Array) -> np.ndarray:
+    """int64[texts + 1]: byte offsets of a string or large_string array's texts in its buffer."""
+    buffer = texts.buffers()[1]
+    if buffer is None or not len(texts):
+        return np.zeros(len(texts) + 1, np.int64)
+    dtype = np.dtype(np.int64 if pa.types.is_large_string(texts.type) else np.int32)
+    offsets = np.frombuffer(buffer, dtype, len(texts) + 1, texts.offset * dtype.itemsize)
+    return offsets.astype(np.int64)
+
+
+def text_bytes(texts: pa.Array) -> bytes:
+    """The concatenated UTF-8 of all texts of a string or large_string array."""
+    buffer = texts.buffers()[2]
+    first, last = text_offsets(texts)[[0, -1]].tolist()
+    return b"" if buffer is None else buffer.slice(first, last - first).to_pybytes()
+
+
+def utf8_slices(texts: pa.Array) -> Iterator[bytes]:
+    """The UTF-8 bytes of each value of a string array without nulls."""
+    # Slicing bytes is faster than creating views.
+    found, offsets = text_bytes(texts), text_offsets(texts)
+    for start, end in pairwise((offsets - offsets[0]).tolist()):
+        yield found[start:end]
+
+
+def made_ids(texts: pa.Array) -> pa.Array:
+    """An id for each text: its BLAKE2b-128 in hexadecimal; equal texts are in the same split."""
+    names = [hashlib.blake2b(t, digest_size=16).hexdigest() for t in utf8_slices(texts)]
+    return pa.array(names, pa.string())
+
+
+def count_by_length(texts: pa.Array) -> pa.Array:
+    """int64: estimated token count, ceil(UTF-8 bytes / 4), of each text; 0 for a null."""
+    filled = pc.call_function("binary_length", [pc.fill_null(texts, "")])
+    counts = -(-filled.to_numpy(zero_copy_only=False).astype(np.int64) // BYTES_PER_TOKEN)
+    return pa.array(counts, pa.int64())

@@ -1,13 +1,8 @@
 """Divides sources of documents into units of work and reads units, checking every value.
 
 A unit is a part of one file with about `target_bytes` of text: a range of Parquet row groups or of
-JSON lines. A compressed, Arrow or text file is one unit. `data.read.formats` determines the format.
-A huge source can be processed file by file: `list_files` reads no file, and
-`file_units` and `row_groups` read one.
-
-A unit is read as columns `id`, `text`, `token_count`, `score`, whatever their names in the file; a
-document without an id gets one computed from its text. A null, text that is not UTF-8, an
-impossible count, a line that is no document, a missing column, and a corrupt or changed file are an
+JSON lines, or a whole compressed, Arrow or text file. A null, text that is not UTF-8, an impossible
+count, a line that is no document, a missing column, and a corrupt or changed file are an
 `InputError` with the file's URL. Rows with a null, and rows that are no document, are skipped if
 requested, and counted; a file is never read in part.
 """
@@ -18,22 +13,19 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
-from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
-from data.read import columnar, json_lines, text_file
-from data.read.arrow_strings import made_ids
+from data.read import columnar, text
 from data.read.byte_ranges import FileState, file_state
 from data.read.columnar import names_of
 from data.read.formats import compression, kind_of
 from data.read.listing import find_files
 from data.read.parquet_file import RowGroup
 from data.read.retry import redact
-from data.read.small_files import grouped
-from data.read.unit import BATCH_BYTES, BATCH_ROWS, UNKNOWN, Fields, Rows, Unit
-from data.read.values import impossible_counts, most_tokens_of
+from data.read.unit import BATCH_BYTES, BATCH_ROWS, UNKNOWN, Fields, Rows, Unit, grouped
+from data.read.values import impossible_counts, made_ids, most_tokens_of
 from pipeline.errors import InputError
 
 NULL, INVALID = "null", "invalid"  # why a row is skipped
@@ -43,18 +35,18 @@ TARGET_BYTES = 64 << 20
 _MOST_PACKED = 1000  # approximate upper bound of the compression ratio
 
 
-class Kind(NamedTuple):
-    """A format: how to cut a file into units, and how to read one unit (of text, several)."""
-
-    cut: Callable[[str, FileState, Fields, int], list[Unit]]
-    read: Callable[[Sequence[Unit], Sequence[str]], Iterator[Rows]]
-
-
-KINDS = {
-    "parquet": Kind(columnar.cut_parquet, columnar.read),
-    "arrow": Kind(columnar.cut_arrow, columnar.read),
-    "lines": Kind(json_lines.cut, json_lines.read),
-    "text": Kind(text_file.cut, text_file.read),
+# How to cut a file into units, and how to read one unit (of text, several).
+_CUT: dict[str, Callable[[str, FileState, Fields, int], list[Unit]]] = {
+    "parquet": columnar.cut_parquet,
+    "arrow": columnar.cut_arrow,
+    "lines": text.cut_lines,
+    "text": text.cut_text,
+}
+_READ: dict[str, Callable[[Sequence[Unit], Sequence[str]], Iterator[Rows]]] = {
+    "parquet": columnar.read,
+    "arrow": columnar.read,
+    "lines": text.read_lines,
+    "text": text.read_text,
 }
 
 
@@ -132,10 +124,6 @@ def read_unit(
             NaN is kept). If the file has no `token_count`, it is ceil(UTF-8 bytes / 4) of the text;
             if it has no id, the id is computed from the text.
         tally: counts all `rows`, and those skipped as `NULL` or `INVALID`.
-
-    Raises:
-        InputError: a null, an invalid value (the message has file, row and column), a corrupt or
-            changed file, or `score` of a file without one.
     """
     return _read((unit,), columns, tally)
 
@@ -164,7 +152,7 @@ def _read(
             f"{redact(unit.file)}: has no column of numbers to read as a score; pass "
             "score=<name of the column>, or do not select by score"
         )
-    for rows in KINDS[unit.kind].read(units, columns):
+    for rows in _READ[unit.kind](units, columns):
         found += rows.batch.num_rows
         yield _documents(unit, rows, columns, tally)
     if unit.kind == "parquet" and unit.rows not in (UNKNOWN, found):
@@ -219,4 +207,4 @@ def _found(source: str) -> list[tuple[str, FileState]]:
 
 
 def _cut(file: str, state: FileState, fields: Fields, target_bytes: int) -> list[Unit]:
-    return KINDS[kind_of(file, state)].cut(file, state, fields, target_bytes)
+    return _CUT[kind_of(file, state)](file, state, fields, target_bytes)

@@ -11,21 +11,14 @@ import hashlib
 import numpy as np
 import pyarrow as pa
 
-from data.read.arrow_strings import utf8_slices
+from data.read.values import utf8_slices
 from pipeline.errors import InputError
 
 _CONTENT_BYTES = 16
 
 
 def document_hash(ids: list[str] | pa.Array, seed: int) -> np.ndarray:
-    """64-bit keyed BLAKE2b of each id: the document's place in every sample with this seed.
-
-    Args:
-        seed: any signed 64-bit integer, the key.
-
-    Returns:
-        uint64 [documents].
-    """
+    """uint64 [documents]: BLAKE2b of each id, keyed by `seed`: its place in every sample."""
     if not -(1 << 63) <= seed < 1 << 63:
         raise InputError(f"seed={seed}: expected an integer of 64 bits; use a smaller one")
     key = seed.to_bytes(8, "little", signed=True)
@@ -48,9 +41,8 @@ def text_hash(texts: pa.Array) -> list[bytes]:
 def rows_digest(ids: pa.Array, text_hashes: list[bytes]) -> int:
     """A checksum of (id, text) of all rows, independent of their order and division into parts.
 
-    It is the sum modulo 2^128 of BLAKE2b-128 over (hash of the text, id) of each row, so digests
-    of parts add up to the digest of the whole. It detects accidental changes; an attacker who
-    chooses millions of ids could construct two sets with the same sum.
+    It is the sum modulo 2^128 of BLAKE2b-128 over (hash of the text, id) of each row. It detects
+    accidental changes; an attacker with millions of ids could construct two sets of the same sum.
     """
     blake2b = hashlib.blake2b
     total = 0

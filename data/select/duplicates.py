@@ -26,42 +26,26 @@ _ROW_BITS = 32
 
 
 class Part(NamedTuple):
-    """The documents of one split in one file.
+    """The documents of one split in one file."""
 
-    Attributes:
-        number: its place among all parts of the sample, in the order of their names.
-        rank: rank of its split; the copy with the lowest rank is kept.
-        hashes: uint64 [documents, 3] (see `data.select.write_sample`).
-    """
-
-    number: int
-    rank: int
-    hashes: np.ndarray
+    number: int  # its place among all parts of the sample, in the order of their names
+    rank: int  # of its split; the copy with the lowest rank is kept
+    hashes: np.ndarray  # uint64 [documents, 3], see `data.select.write_sample`
 
 
 class Share(NamedTuple):
-    """Documents of some parts whose texts are in one share, and ids that are.
+    """Documents of some parts whose texts are in one share, and ids that are."""
 
-    Attributes:
-        texts: uint64 [documents, 5]: text hash (two words), id hash, rank, part and row in one.
-        ids: uint64 [documents]: id hashes.
-    """
-
-    texts: np.ndarray
-    ids: np.ndarray
+    texts: np.ndarray  # uint64 [documents, 5]: text hash (2 words), id hash, rank, part and row
+    ids: np.ndarray  # uint64 [documents], their hashes
 
 
 @dataclass(frozen=True)
 class Found:
-    """The duplicates among all documents.
+    """The duplicates among all documents."""
 
-    Attributes:
-        lost: number of a part -> its rows to drop, int64 ascending; parts without any are absent.
-        repeated_ids: number of documents whose id an earlier document has too.
-    """
-
-    lost: Mapping[int, np.ndarray]
-    repeated_ids: int
+    lost: Mapping[int, np.ndarray]  # number of a part -> its rows to drop, int64 ascending
+    repeated_ids: int  # documents whose id an earlier document has too
 
 
 def find_duplicates(parts: Iterable[Part], *, by_position: bool = False, shares: int = 1) -> Found:
@@ -97,12 +81,8 @@ def _divided(rows: np.ndarray, hashes: np.ndarray, shares: int) -> list[np.ndarr
 
 
 def compare(pieces: Sequence[Share], by_position: bool) -> tuple[np.ndarray, int]:
-    """The duplicates in one share, of which `pieces` have all documents.
-
-    Returns:
-        int64 [2, documents]: part and row of every document to drop; and the number of documents
-        whose id another one has too.
-    """
+    """Of one share, all of whose documents are in `pieces`: (int64 [2, documents], part and row of
+    every document to drop; number of documents whose id another one has too)."""
     texts, ids = pieces[0]
     if len(pieces) > 1:
         texts = np.concatenate([piece.texts for piece in pieces])
@@ -125,20 +105,17 @@ def join(shares: Iterable[tuple[np.ndarray, int]]) -> Found:
 
 def _losers(texts: np.ndarray, by_position: bool) -> np.ndarray:
     """int64 [2, n]: (part, row) of every document to drop, since another copy of it is kept."""
-    texts = texts[_repeated(texts[:, 0])]
+    # Only words that occur more than once: few, so that sorting by all keys is cheap.
+    words = texts[:, 0]
+    order = np.argsort(words)
+    same = words[order[1:]] == words[order[:-1]]
+    mark = np.zeros(len(words), bool)
+    mark[order[1:][same]] = True
+    mark[order[:-1][same]] = True
+    texts = texts[mark]
     # Sort by text and then by preference: of a run of equal texts, all but the first are dropped.
     order = np.lexsort([texts[:, n] for n in ((4, 3, 1, 0) if by_position else (4, 2, 3, 1, 0))])
     same = (texts[order[1:], :2] == texts[order[:-1], :2]).all(axis=1)
     places = texts[order[1:][same], 4]
     rows = places & np.uint64((1 << _ROW_BITS) - 1)
     return np.stack([places >> np.uint64(_ROW_BITS), rows]).astype(np.int64)
-
-
-def _repeated(words: np.ndarray) -> np.ndarray:
-    """Indices of words that occur more than once: few, so that sorting by all keys is cheap."""
-    order = np.argsort(words)
-    same = words[order[1:]] == words[order[:-1]]
-    mark = np.zeros(len(words), bool)
-    mark[order[1:][same]] = True
-    mark[order[:-1][same]] = True
-    return np.flatnonzero(mark)

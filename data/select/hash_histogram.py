@@ -19,19 +19,12 @@ _BIN_SHIFT = np.uint64(48)
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class HashHistogram:
-    """Counts of a part of a source by bin of the document hash.
+    """Counts of a part of a source by bin of the document hash."""
 
-    Attributes:
-        seen: number of all documents.
-        documents: number of documents with the minimum score; except for `text_bytes`, all other
-            counts are of these.
-        text_bytes: uncompressed bytes of the text column, of all documents.
-    """
-
-    seen: int
+    seen: int  # documents of any score; the other counts are of those with the minimum score
     documents: int
     tokens: int
-    text_bytes: int
+    text_bytes: int  # uncompressed, of all documents
     tokens_by_bin: np.ndarray
     documents_by_bin: np.ndarray
 
@@ -41,8 +34,7 @@ def survey(
 ) -> tuple[HashHistogram, np.ndarray]:
     """Count and list the documents of units; the text is read only if there are no token counts.
 
-    Args:
-        min_score: documents with a lower score are only in `seen` and `text_bytes`.
+    Documents with a score below `min_score` are only in `seen` and `text_bytes`.
 
     Returns:
         The counts, and uint64 [2, documents]: hash and `token_count` of each document, in order.
@@ -57,15 +49,9 @@ def survey(
     bins, counts = bins_of(documents[0]), documents[1].astype(np.int64)
     tokens_by_bin = np.zeros(BINS, np.int64)
     np.add.at(tokens_by_bin, bins, counts)
-    histogram = HashHistogram(
-        seen=seen,
-        documents=documents.shape[1],
-        tokens=int(counts.sum()),
-        text_bytes=sum(unit.text_bytes for unit in units),
-        tokens_by_bin=tokens_by_bin,
-        documents_by_bin=np.bincount(bins, minlength=BINS),
-    )
-    return histogram, documents
+    text_bytes = sum(unit.text_bytes for unit in units)
+    by_bin = np.bincount(bins, minlength=BINS)
+    return _histogram(seen, text_bytes, tokens_by_bin, by_bin), documents
 
 
 def documents_in(documents: np.ndarray, bins: np.ndarray) -> np.ndarray:
@@ -84,6 +70,12 @@ def merge(surveys: Iterable[HashHistogram]) -> HashHistogram:
         text_bytes += part.text_bytes
         tokens_by_bin += part.tokens_by_bin
         documents_by_bin += part.documents_by_bin
+    return _histogram(seen, text_bytes, tokens_by_bin, documents_by_bin)
+
+
+def _histogram(
+    seen: int, text_bytes: int, tokens_by_bin: np.ndarray, documents_by_bin: np.ndarray
+) -> HashHistogram:
     return HashHistogram(
         seen=seen,
         documents=int(documents_by_bin.sum()),

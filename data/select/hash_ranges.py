@@ -45,17 +45,11 @@ class Ranges:
 
 @dataclass(frozen=True, eq=False)
 class BoundaryDocuments:
-    """The documents of the bins that can contain a boundary.
+    """The documents of the bins that can contain a boundary."""
 
-    Attributes:
-        bins: int64 [bins], ascending.
-        hashes: uint64 [documents], ascending: hash of every document in these bins.
-        counts: int64 [documents]: `token_count` of each.
-    """
-
-    bins: np.ndarray
-    hashes: np.ndarray
-    counts: np.ndarray
+    bins: np.ndarray  # int64 [bins], ascending
+    hashes: np.ndarray  # uint64 [documents], ascending
+    counts: np.ndarray  # int64 [documents]: `token_count` of each
 
     @classmethod
     def of(cls, bins: np.ndarray, hashes: np.ndarray, counts: np.ndarray) -> BoundaryDocuments:
@@ -94,14 +88,8 @@ def thresholds(
 ) -> Ranges:
     """The hash range of every split, holding at least its budget of tokens.
 
-    The excess is less than the split's last document, or without an `edge` less than a bin.
-
-    Args:
-        survey: the survey of the whole source.
-        edge: the documents of `boundary_bins`; None for boundaries between bins.
-
-    Raises:
-        InputError: a budget is larger than the source; the message names the split.
+    The excess is less than the split's last document, or without an `edge` (the documents of
+    `boundary_bins`) less than a bin. A budget larger than the source is refused.
     """
     down = _Cuts(survey, rate or TokenRatio(), edge, downwards=True)
     up = _Cuts(survey, rate or TokenRatio(), edge, downwards=False)
@@ -109,11 +97,8 @@ def thresholds(
     last, held = HASHES - 1, 0.0
 
     def refuse(name: str, asked: int) -> NoReturn:
-        cause = "".join(
-            f"; {split}: {why}"
-            for split, count in at_the_ends(Ranges(splits=tuple(splits)), edge).items()
-            if (why := one_id(count))
-        )
+        ends = at_the_ends(Ranges(splits=tuple(splits)), edge).items()
+        cause = "".join(f"; {split}: {why}" for split, count in ends if (why := one_id(count)))
         message = too_much(name, budget, asked, down.total - held, down.total)
         raise InputError(f"{message}{cause}")
 

@@ -5,11 +5,8 @@ sorted by the hash of their name, row groups by the hash of (name, index), and t
 groups of each file in turn, then the next 32. Train is a prefix of the walk, so a larger sample
 contains the smaller one and only files that the walk reaches are opened. Held-out splits walk from
 the other end and are taken first; train skips their row groups, and does not move them when it
-grows.
-
-Names exclude the directories that all files share, so a copy at another URL has the same order.
-Documents of one row group are neighbours in the source, so a sample of few row groups is only as
-varied as these are.
+grows. Names exclude the directories that all files share, so a copy at another URL has the same
+order.
 """
 
 from __future__ import annotations
@@ -28,34 +25,23 @@ BLOCK_ROW_GROUPS = 32
 
 @dataclass(frozen=True, kw_only=True)
 class RowGroupBlock:
-    """Up to 32 row groups of one file, neighbours in the walk.
-
-    Attributes:
-        name: name of the file, without the directories that all files of the source share.
-        round: number of blocks of the file before this one.
-        backwards: whether the walk is the one from the other end.
-    """
+    """Up to 32 row groups of one file, neighbours in the walk."""
 
     file: str
-    name: str
-    round: int
-    backwards: bool
+    name: str  # without the directories that all files of the source share
+    round: int  # number of blocks of the file before this one
+    backwards: bool  # whether the walk is the one from the other end
     fields: Fields = Fields()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
-    """One row group and its counts.
-
-    Attributes:
-        unit: the unit to read.
-        compressed_bytes: bytes of the file that reading its documents fetches.
-    """
+    """One row group and its counts."""
 
     unit: Unit
     documents: int
     tokens: int
-    compressed_bytes: int
+    compressed_bytes: int  # of the file, that reading its documents fetches
     skipped: Mapping[str, int] = field(default_factory=dict)
 
     @property
@@ -135,16 +121,14 @@ def survey_block(
         for _, batch in above_score((unit,), ("token_count",), min_score, tally):
             documents += batch.num_rows
             tokens += int(batch.column("token_count").to_numpy().sum())
-        size = sum(sizes[index] for index in unit.row_groups)
-        groups.append(
-            Group(
-                unit=unit,
-                documents=documents,
-                skipped={reason: tally[reason] for reason in (NULL, INVALID) if tally[reason]},
-                tokens=tokens,
-                compressed_bytes=size,
-            )
+        group = Group(
+            unit=unit,
+            documents=documents,
+            skipped={reason: tally[reason] for reason in (NULL, INVALID) if tally[reason]},
+            tokens=tokens,
+            compressed_bytes=sum(sizes[index] for index in unit.row_groups),
         )
+        groups.append(group)
     return groups, count
 
 

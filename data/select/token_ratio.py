@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 import pyarrow as pa
@@ -27,35 +28,22 @@ DOCUMENTS = 200  # most documents of a cluster
 
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
-    """Sums over tokenised documents of one place in the source.
-
-    Attributes:
-        counted: sum of the source's own counts, x.
-        tokens: sum of the tokenizer's counts without EOS, y.
-        squares: sums over documents of x*x, x*y and y*y.
-    """
+    """Sums over tokenised documents of one place in the source."""
 
     documents: int
-    counted: int
-    tokens: int
-    squares: tuple[int, int, int]
+    counted: int  # the source's own counts, x
+    tokens: int  # the tokenizer's counts without EOS, y
+    squares: tuple[int, int, int]  # x*x, x*y and y*y
 
 
 @dataclass(frozen=True, kw_only=True)
 class TokenRatio:
-    """The tokenizer's tokens as a linear function of the source's count; by default the identity.
-
-    Attributes:
-        per_count: the tokenizer's tokens per token of the source's count.
-        per_document: tokens added to every document: 1 for EOS.
-        standard_error: standard error of `per_count`.
-        residual: standard deviation of a document's tokens about the prediction.
-    """
+    """The tokenizer's tokens as a linear function of the source's count; else the identity."""
 
     per_count: float = 1.0
-    per_document: int = 0
-    standard_error: float = 0.0
-    residual: float = 0.0
+    per_document: int = 0  # added to every document: 1 for EOS
+    standard_error: float = 0.0  # of `per_count`
+    residual: float = 0.0  # standard deviation of a document's tokens about the prediction
     documents: int = 0
     clusters: int = 0
 
@@ -83,12 +71,10 @@ def probe(
     # The first rows of the first units that have any.
     found: list[pa.RecordBatch] = []
     rows = 0
-    for unit in units:
-        for _, batch in above_score((unit,), ("id", "text", "token_count"), min_score):
-            found.append(batch.filter(batch.column("text").is_valid()))
-            rows += found[-1].num_rows
-            if rows >= DOCUMENTS:
-                break
+    each = (above_score((unit,), ("id", "text", "token_count"), min_score) for unit in units)
+    for _, batch in chain.from_iterable(each):
+        found.append(batch.filter(batch.column("text").is_valid()))
+        rows += found[-1].num_rows
         if rows >= DOCUMENTS:
             break
     if not rows:
@@ -100,7 +86,10 @@ def probe(
     sizes = pc.call_function("binary_length", [table.column("text")]).to_numpy()[order]
     few = max(1, int(np.searchsorted(np.cumsum(sizes, dtype=np.int64), most_bytes, side="right")))
     chosen = table.take(pa.array(np.sort(order[:few])))
-    lengths = _lengths(chosen.column("text").chunks, tokenizer)
+    # Number of ids by the reference: they decide what a sample holds.
+    texts = tokenizer.encode_documents(chosen["text"].chunks, tokenizer.checked("tokenizers"))
+    lengths = np.concatenate([sizes for _, sizes in texts])
+    lengths = lengths + (tokenizer.bos_id != tokenizer.eos_id)
     counts = chosen.column("token_count").to_numpy()
     return Cluster(
         documents=len(counts),
@@ -108,13 +97,6 @@ def probe(
         tokens=int(lengths.sum()),
         squares=(int(counts @ counts), int(counts @ lengths), int(lengths @ lengths)),
     )
-
-
-def _lengths(texts: list[pa.Array], tokenizer: TextTokenizer) -> np.ndarray:
-    """int64: number of ids of each text, by the reference: they decide what a sample holds."""
-    encoder = tokenizer.checked("tokenizers")
-    found = [lengths for _, lengths in tokenizer.encode_documents(texts, encoder)]
-    return np.concatenate(found) + (tokenizer.bos_id != tokenizer.eos_id)
 
 
 def estimate(clusters: Sequence[Cluster]) -> TokenRatio:

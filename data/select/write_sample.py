@@ -50,12 +50,10 @@ class _SplitWriter:
     def write(
         self, batch: pa.RecordBatch, places: np.ndarray | None = None, apart: bool = False
     ) -> None:
-        """Append documents.
+        """Append documents, with their document hashes, which are required if hashes are kept.
 
-        Args:
-            places: their document hashes, required if hashes are kept.
-            apart: write every row separately, so that row groups and pages can end between rows;
-                else they end only between batches.
+        With `apart` every row is written separately, so that row groups and pages can end between
+        rows; else they end only between batches.
         """
         step = 1 if apart else max(1, batch.num_rows)
         for row in range(0, batch.num_rows, step):
@@ -70,7 +68,7 @@ class _SplitWriter:
             self._hashes.append(np.column_stack([words, places]))
 
     def finish(self) -> dict[str, Any]:
-        """Write the files next to the table; returns the counts of the split."""
+        """Write the hashes; returns the counts of the split."""
         if self._hashes is not None:
             save_array(f"{self._base}.hashes.npy", np.concatenate(self._hashes))
         return {
@@ -150,10 +148,7 @@ def sample_units(
 
 
 def drop_rows(source: str, lost: dict[str, np.ndarray], directory: str) -> dict[str, Any]:
-    """Rewrite a sampled unit without some of its rows.
-
-    Args:
-        lost: rows to drop (int64, ascending, may be empty) of every split of the unit.
+    """Rewrite a sampled unit without some rows (int64, ascending, may be empty) of every split.
 
     Returns:
         `splits` as from `sample_units`, `dropped` with the number of documents dropped, and
@@ -195,19 +190,17 @@ def _by_split(
         dropped[OUTSIDE] += int((where < 0).sum())
     else:
         names, where = (splits,), np.zeros(batch.num_rows, np.int16)
-    empty = _is_empty(batch.column("text")) & (where >= 0)
+    # A text is empty that has no character, or only white space as defined by `str.isspace`.
+    texts = batch.column("text")
+    space = pc.call_function("utf8_is_space", [texts]).to_numpy(zero_copy_only=False)
+    empty = space | (pc.call_function("binary_length", [texts]).to_numpy() == 0)
+    empty &= where >= 0
     dropped[EMPTY_TEXT] += int(empty.sum())
     where[empty] = -1
     for index, name in enumerate(names):
         rows = np.flatnonzero(where == index)
         if len(rows):
             yield name, rows
-
-
-def _is_empty(texts: pa.Array) -> np.ndarray:
-    """bool: whether a text is empty or only white space, as defined by `str.isspace`."""
-    space = pc.call_function("utf8_is_space", [texts]).to_numpy(zero_copy_only=False)
-    return space | (pc.call_function("binary_length", [texts]).to_numpy() == 0)
 
 
 def save_array(url: str, array: np.ndarray) -> None:

@@ -22,14 +22,14 @@ import logging
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from importlib.metadata import version
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from tokenizers import Tokenizer
 
-from data.read.arrow_strings import text_bytes, text_offsets
+from data.read.values import text_bytes, text_offsets
 from data.tokenizer.expressions import unknown_part
 from pipeline.errors import InputError
 
@@ -45,12 +45,6 @@ _PREFIX = 3  # bytes
 _EVEN, _EXOTIC = 16, 8
 _SHOWN = 40
 _COMPARED = 256 << 10  # bytes of documents that are compared, and most characters of one
-
-
-class Encoder(Protocol):
-    """Turns text into ids and adds no special tokens."""
-
-    def encode(self, texts: pa.Array) -> Ids: ...
 
 
 class OracleEncoder:
@@ -70,11 +64,9 @@ class OracleEncoder:
         self._tokenizer = tokenizer
         self._guard, self._names = guard, tuple(names)
 
-    def encode(self, texts: pa.Array) -> Ids:
+    def encode(self, texts: pa.Array | list[str]) -> Ids:
         """Ids of every text; on several threads unless TOKENIZERS_PARALLELISM is false."""
-        return self.encode_strings(strings(texts))
-
-    def encode_strings(self, texts: list[str]) -> Ids:
+        texts = texts if isinstance(texts, list) else strings(texts)
         encodings = _encoded(self._tokenizer, texts)
         if self._guard is not None:
             for place, text in enumerate(texts):
@@ -85,11 +77,7 @@ class OracleEncoder:
 
 
 class FastEncoder:
-    """The `fastokens` library.
-
-    Args:
-        parallel: encode a batch on all cores, else on the calling thread.
-    """
+    """The `fastokens` library; it encodes a batch on the calling thread, or parallel on all."""
 
     name = "fastokens"
 
@@ -136,10 +124,7 @@ def fast_encoder(content: bytes, backend: Backend, *, parallel: bool = False) ->
 
 
 class CheckedEncoder:
-    """Encodes documents with the fast back end, unless it gave wrong ids or failed.
-
-    Args:
-        fast: the fast back end; None uses the oracle alone.
+    """Encodes documents with the fast back end, if any, unless it gave wrong ids or failed.
 
     Attributes:
         difference: why the oracle encodes everything from here on; None if it does not.

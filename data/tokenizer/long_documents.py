@@ -1,15 +1,10 @@
 """Encodes documents of any length in bounded memory, with the same ids as encoding them whole.
 
-Encoding takes some hundred bytes of memory per token, so a back end gets about a mebibyte of text
-at a time, and a longer document in pieces. A piece ends at a safe cut, where the tokenizer always
-splits: candidates, such as a space between two letters, are tested with the tokenizer on the
-surrounding text. Two conditions must hold at a cut:
-
-- the pre-tokenizer ends a word at it, and
-- the ids of the two sides encoded separately are the ids of both encoded together.
-
-Both are tested with eight different starts of the surrounding text, because a split that depends on
-a count from the start of the text is not a safe cut.
+A back end gets about a mebibyte of text at a time, and a longer document in pieces. A piece ends at
+a safe cut, where the tokenizer always splits: candidates, such as a space between two letters, are
+tested with the tokenizer on the surrounding text. The pre-tokenizer must end a word at the cut, and
+the ids of the two sides encoded separately must be those of both together; both with eight starts
+of the surrounding text, because a split may depend on a count from the start of the text.
 
 If no candidate is safe, the piece grows; a tokenizer that never splits gets the document whole, up
 to 16 MiB, which takes a gigabyte of memory.
@@ -25,8 +20,8 @@ import numpy as np
 import pyarrow as pa
 from tokenizers import Tokenizer
 
-from data.read.arrow_strings import text_offsets
-from data.tokenizer.backends import Encoder, Ids
+from data.read.values import text_offsets
+from data.tokenizer.backends import CheckedEncoder, Ids, OracleEncoder
 from pipeline.errors import InputError
 
 BATCH_BYTES = 1 << 20  # text that a back end gets at once; a longer document is cut
@@ -51,31 +46,21 @@ _KINDS = tuple(
 
 
 def encode_documents(
-    texts: Sequence[pa.Array], encoder: Encoder, tokenizer: Tokenizer
+    texts: Sequence[pa.Array], encoder: CheckedEncoder | OracleEncoder, tokenizer: Tokenizer
 ) -> Iterator[Ids]:
-    """Ids of documents, in batches of whole documents.
-
-    Args:
-        texts: string or large_string arrays without nulls.
-
-    Raises:
-        InputError: a document has more than `MOST_BYTES` in which the tokenizer never splits.
-    """
+    """Ids of documents (string or large_string without nulls), in batches of whole documents."""
     for array in texts:
-        for begin, end in _batches(text_offsets(array)):
+        offsets = text_offsets(array)
+        for begin, end in _batches(offsets):
             batch = array.slice(begin, end - begin)
-            if end - begin == 1 and _size(batch) > BATCH_BYTES:
+            if offsets[end] - offsets[begin] > BATCH_BYTES:
                 yield _encode_long(batch, encoder, tokenizer)
             else:
                 yield encoder.encode(batch)
 
 
 def cut_points(text: memoryview, tokenizer: Tokenizer, piece: int) -> list[int]:
-    """Safe cuts of a text, excluding its ends: byte offsets, ascending, about `piece` apart.
-
-    Args:
-        piece: bytes between cuts; more if no safe cut follows.
-    """
+    """Safe cuts of a text, excluding its ends: byte offsets, ascending, `piece` apart or more."""
     points: list[int] = []
     begin = 0
     while (cut := _next_cut(text, begin + piece, tokenizer)) is not None:
@@ -124,7 +109,9 @@ def _next_cut(text: memoryview, begin: int, tokenizer: Tokenizer) -> int | None:
     return None
 
 
-def _encode_long(document: pa.Array, encoder: Encoder, tokenizer: Tokenizer) -> Ids:
+def _encode_long(
+    document: pa.Array, encoder: CheckedEncoder | OracleEncoder, tokenizer: Tokenizer
+) -> Ids:
     """Ids of one document, encoded in pieces."""
     offsets = text_offsets(document)
     begin, end = int(offsets[0]), int(offsets[-1])
@@ -155,8 +142,3 @@ def _batches(offsets: np.ndarray) -> Iterator[tuple[int, int]]:
         last = int(np.searchsorted(offsets, limit, side="right")) - 1
         edges.append(min(max(last, edges[-1] + 1), len(offsets) - 1))
     return pairwise(edges)
-
-
-def _size(texts: pa.Array) -> int:
-    offsets = text_offsets(texts)
-    return int(offsets[-1] - offsets[0])

@@ -30,15 +30,7 @@ def check_vocab_size(vocab_size: int) -> None:
 
 
 def find_eos(special: Mapping[str, int], name: str | None = None) -> int:
-    """The id that ends a document.
-
-    Args:
-        name: name of the token that ends a document; None for the only well-known name.
-
-    Raises:
-        InputError: `name` is not a special token; or it is None and no token, or more than one, has
-            a well-known name.
-    """
+    """The id of the token that ends a document: of `name`, or of the only well-known name."""
     if name is not None and name not in special:
         raise InputError(
             f"tokenizer.json: eos_token is {name!r}, which is no special token; expected one of "

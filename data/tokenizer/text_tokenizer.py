@@ -24,7 +24,6 @@ import os
 import re
 import threading
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -35,7 +34,6 @@ from data.tokenizer import expressions, long_documents, tokenizer_file
 from data.tokenizer.backends import (
     Backend,
     CheckedEncoder,
-    Encoder,
     FastEncoder,
     Ids,
     OracleEncoder,
@@ -62,10 +60,6 @@ def train(texts: Iterable[list[str]], vocab_size: int, expression: str = "gpt2")
     Args:
         texts: batches of documents, together less than 2 GiB; equal batches give equal bytes.
         expression: name of the one in `EXPRESSIONS` that divides texts into words.
-
-    Raises:
-        InputError: `vocab_size` is out of range, the text yields fewer entries, or there is too
-            much text.
     """
     check_vocab_size(vocab_size)
     tokenizer = Tokenizer(models.BPE())
@@ -168,10 +162,6 @@ class TextTokenizer:
         content: the file as other libraries read it, without this project's own fields.
         bos_id: the id that begins a document; EOS where the tokenizer has no other.
         eos_id: the id that ends a document.
-
-    Raises:
-        InputError: `content` is not a `tokenizer.json`, has dropout, changes or loses text, has an
-            EOS that is ambiguous, or has a BOS or EOS that a text can contain.
     """
 
     def __init__(self, content: bytes, *, parallel: bool | None = None) -> None:
@@ -185,7 +175,14 @@ class TextTokenizer:
             )
         self.content: bytes = tokenizer_file.for_library(content, description)
         self._tokenizer = library(self.content)
-        _check_added(self._tokenizer, description["added_tokens"])
+        for token in description["added_tokens"]:
+            found = self._tokenizer.token_to_id(token["content"])
+            if found != token["id"]:
+                raise InputError(
+                    f"tokenizer.json: the added token {token['content']!r} has the id "
+                    f"{token['id']} in the file and {found} in the tokenizers library; export the "
+                    "tokenizer again"
+                )
         self.eos_id: int = tokenizer_file.eos_of(description)
         self.bos_id: int = tokenizer_file.bos_of(description, self._tokenizer, self.eos_id)
         self.digest: str = hashlib.sha256(content).hexdigest()
@@ -211,9 +208,7 @@ class TextTokenizer:
 
     @classmethod
     def load_once(cls, url: str, digest: str, *, parallel: bool | None = None) -> TextTokenizer:
-        """Raises:
-        CorruptOutput: the file has another digest.
-        """
+        """The tokenizer at `url`, kept in memory; `CorruptOutput` if it has another digest."""
         _set_parallel(parallel)
         with _read_lock:
             return _read(url, digest)
@@ -247,16 +242,9 @@ class TextTokenizer:
         return one is not None and not self._tokenizer.decode([one]).startswith(" ")
 
     def encode_batch(self, texts: list[str]) -> Ids:
-        """Ids of every text, without added tokens.
-
-        Returns:
-            (uint32 concatenated ids of all texts, int64 number of ids of each text).
-
-        Raises:
-            InputError: a text has a lone surrogate, which UTF-8 cannot express.
-        """
+        """Ids of every text, without added tokens; one with a lone surrogate is refused."""
         try:
-            return self._oracle.encode_strings(texts)
+            return self._oracle.encode(texts)
         except (TypeError, UnicodeError) as error:
             for text in texts:
                 _refuse_surrogates(text)
@@ -274,20 +262,12 @@ class TextTokenizer:
             self._fast[choice] = fast_encoder(self.content, backend, parallel=parallel)
         return CheckedEncoder(self._oracle, self._fast[choice], added=self._added)
 
-    def encode_documents(self, texts: Sequence[pa.Array], encoder: Encoder) -> Iterator[Ids]:
-        """Ids of documents, in batches of whole documents of about a mebibyte of text.
-
-        Args:
-            texts: string or large_string arrays without nulls.
-        """
+    def encode_documents(self, texts: Sequence[pa.Array], encoder: CheckedEncoder) -> Iterator[Ids]:
+        """Ids of documents (string or large_string arrays), in batches of about a mebibyte."""
         return long_documents.encode_documents(texts, encoder, self._tokenizer)
 
     def prompt_ids(self, text: str) -> list[int]:
-        """Ids of a text that begins a document: BOS, then the text's.
-
-        Raises:
-            InputError: the text has a lone surrogate, which UTF-8 cannot express.
-        """
+        """Ids of a text that begins a document: BOS, then the text's."""
         return [self.bos_id, *self.encode_batch([text])[0].tolist()]
 
     def decode(self, ids: Iterable[int], after: Sequence[int] = ()) -> str:
@@ -335,16 +315,6 @@ def _refuse_surrogates(text: str) -> None:
             f"text: expected Unicode, found the lone surrogate {text[error.start]!a} at character "
             f"{error.start}; repair the text where it is read"
         ) from error
-
-
-def _check_added(tokenizer: Tokenizer, added: list[dict[str, Any]]) -> None:
-    for token in added:
-        found = tokenizer.token_to_id(token["content"])
-        if found != token["id"]:
-            raise InputError(
-                f"tokenizer.json: the added token {token['content']!r} has the id {token['id']} in "
-                f"the file and {found} in the tokenizers library; export the tokenizer again"
-            )
 
 
 def library(content: bytes) -> Tokenizer:

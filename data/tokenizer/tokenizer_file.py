@@ -43,12 +43,7 @@ _PROBE = "a"
 
 
 def parse(content: bytes) -> dict[str, Any]:
-    """The parsed content of a `tokenizer.json`.
-
-    Raises:
-        InputError: `content` is not a `tokenizer.json`, a part has another JSON type than the
-            library's, it has dropout, or it has invalid ids.
-    """
+    """The parsed content of a `tokenizer.json`, refused where its parts or ids are not valid."""
     try:
         description = json.loads(content.decode("utf-8"))
         model = description["model"]
@@ -124,9 +119,6 @@ def with_fields(
     """The file with this project's fields set and `eos_token`, `bos_token` made special tokens.
 
     If one is an entry of the model only, it becomes an added token with the same id.
-
-    Raises:
-        InputError: one is not in the vocabulary, or that has more than `vocab_size` ids.
     """
     named = {EOS_FIELD: eos_token, BOS_FIELD: bos_token}
     if not any(named.values()) and vocab_size is None and not lossy:
@@ -164,12 +156,7 @@ def eos_of(description: Mapping[str, Any]) -> int:
 
 
 def bos_of(description: Mapping[str, Any], tokenizer: Tokenizer, eos_id: int) -> int:
-    """The id that begins a document: the one that encoding inserts, else the field's, else EOS.
-
-    Raises:
-        InputError: encoding inserts several ids before a text, or none of a special token; or the
-            field names no special token.
-    """
+    """The id that begins a document: the one that encoding inserts, else the field's, else EOS."""
     special = _special(description)
     before, _ = inserted(tokenizer)
     if len(before) > 1 or not set(before) <= {*special.values()}:
@@ -189,11 +176,7 @@ def bos_of(description: Mapping[str, Any], tokenizer: Tokenizer, eos_id: int) ->
 
 
 def inserted(tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
-    """The ids that encoding adds before a text and after it.
-
-    Raises:
-        InputError: the encoded ids do not contain the text's own ids.
-    """
+    """The ids that encoding adds before a text and after it."""
     own = tokenizer.encode(_PROBE, add_special_tokens=False).ids
     ids = tokenizer.encode(_PROBE).ids
     for start in range(len(ids) - len(own) + 1):

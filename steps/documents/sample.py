@@ -144,7 +144,7 @@ def sample(
 
 def _choose_documents(request: _Request) -> Chosen:
     """Count the whole source and choose ranges of the document hash for every split."""
-    from data.read.small_files import small_together
+    from data.read.unit import small_together
     from data.read.work_units import list_units
     from data.select.hash_histogram import merge
     from data.select.hash_ranges import at_the_ends, boundary_bins, thresholds
@@ -191,7 +191,7 @@ def _no_document(seen: int, filter: Filter) -> str:
 def _to_count(units: list[Unit]) -> Iterator[tuple[Unit, ...]]:
     """Neighbouring units for one task: several of one file if their text is not read, or several
     small files."""
-    from data.read.small_files import small_together
+    from data.read.unit import small_together
 
     found: list[Unit] = []
     for group in small_together(units):

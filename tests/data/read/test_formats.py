@@ -14,8 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from data.read import parquet_table, work_units
-from data.read.small_files import small_together
-from data.read.unit import Fields
+from data.read.unit import Fields, small_together
 from data.read.work_units import list_units, read_unit, read_units
 from data.select.hash_ranges import Ranges
 from data.select.write_sample import NULL, sample_units
@@ -308,9 +307,8 @@ def test_text_files_that_are_read_together_are_written_as_one_by_one(tmp_path, m
     units = list_units(str(tmp_path), Fields(skip_nulls=True))
     ranges = Ranges(splits=(("train", 0, 2**63), ("validation", 2**63 + 1, 2**64 - 1)))
     monkeypatch.setattr(parquet_table, "_ROW_GROUP_BYTES", 2_000)
-    text, calls = work_units.KINDS["text"], []
-    counted = text._replace(read=lambda *a: [calls.append(a), text.read(*a)][1])
-    monkeypatch.setitem(work_units.KINDS, "text", counted)
+    read, calls = work_units._READ["text"], []
+    monkeypatch.setitem(work_units._READ, "text", lambda *a: [calls.append(a), read(*a)][1])
     together = sample_units(units, ranges, str(tmp_path / "together"), seed=0, keep_hashes=True)
     assert len(calls) == 2
     assert [len(some) for some, _ in calls] == [50, 71]

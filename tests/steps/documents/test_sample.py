@@ -9,7 +9,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from data.read import small_files
 from data.read.parquet_table import read_table
 from data.select.document_hash import document_hash
 from pipeline.errors import StepFailed
@@ -228,7 +227,7 @@ def test_a_sample_that_was_interrupted_goes_on(
     node = sample(source, **UNIQUE)
     module = importlib.import_module(place)
     real = getattr(module, function)
-    monkeypatch.setattr(small_files, "TOGETHER", 1)
+    monkeypatch.setattr("data.read.unit.TOGETHER", 1)
     calls, fails_at = [], [2]
 
     def interrupted(*arguments, **options):

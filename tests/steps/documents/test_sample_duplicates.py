@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from data.read import small_files
 from data.select import duplicates, write_sample
 from steps.documents.sample import sample
 from tests.pipeline.helpers import check_invariants
@@ -16,7 +15,7 @@ def test_a_large_sample_is_compared_in_shares_with_the_same_result(tmp_path, mon
     """File by file; each document's hashes are read once, and nothing of it stays."""
     source = write(tmp_path / "s", documents())
     node = sample(source, tokens=-1, splits=HELD_OUT, unit=unit, drop_duplicates=True)
-    monkeypatch.setattr(small_files, "TOGETHER", 1)
+    monkeypatch.setattr("data.read.unit.TOGETHER", 1)
     whole = published(tmp_path / "whole", node)
     assert len(whole.shards("sample/")) > 2
     monkeypatch.setattr(duplicates, "AT_ONCE", 300)

@@ -1,7 +1,7 @@
-"""JSON lines as documents: one object per line, plain or compressed, streamed in blocks.
+"""JSON lines, one document each, and text files, also one each; plain or compressed.
 
-A plain file is divided at line ends into units that are read separately; a compressed file is one
-unit. A row's place is the byte at which its line begins (of the decompressed file).
+A plain file of lines is divided at line ends into units that are read separately; a compressed file
+is one unit. A line's place is the byte at which it begins (of the decompressed file).
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import IO, Annotated, Any
 import msgspec
 import pyarrow as pa
 
-from data.read.arrow_strings import count_by_length
 from data.read.byte_ranges import FileState
-from data.read.formats import compression, open_stream
+from data.read.formats import READ, compression, open_stream
 from data.read.retry import redact
 from data.read.unit import BATCH_BYTES, BATCH_ROWS, MOST_TEXT, Fields, Rows, Unit
+from data.read.values import count_by_length
 from pipeline.errors import InputError
 
 _BLOCK = 4 << 20
@@ -30,13 +30,10 @@ _MOST_TOKENS = 1 << 60
 _ERRORS = (msgspec.MsgspecError, ValueError, RecursionError)
 
 
-def cut(url: str, state: FileState, fields: Fields, target_bytes: int) -> list[Unit]:
+def cut_lines(url: str, state: FileState, fields: Fields, target_bytes: int) -> list[Unit]:
     """The units of a file, of about `target_bytes` each; none of an empty file.
 
     The keys of the first line determine which fields the file has.
-
-    Raises:
-        InputError: that line is no document, or has no text.
     """
     keys = _keys(url, state, fields)
     if keys is None:
@@ -63,7 +60,7 @@ def cut(url: str, state: FileState, fields: Fields, target_bytes: int) -> list[U
     ]
 
 
-def read(units: Sequence[Unit], columns: Sequence[str]) -> Iterator[Rows]:
+def read_lines(units: Sequence[Unit], columns: Sequence[str]) -> Iterator[Rows]:
     """The rows of one unit with `columns`."""
     (unit,) = units
     state = FileState(unit.size, unit.version)
@@ -202,3 +199,54 @@ def _wrong(error: Exception, line: bytes) -> str:
     reason = "a lone surrogate, which UTF-8 cannot express" if lone else str(error)
     shown = line[:_SHOWN].decode("utf-8", "replace").strip()
     return f"expected a JSON object with a document, found {shown!r} ({reason}); repair the line"
+
+
+def cut_text(url: str, state: FileState, fields: Fields, target_bytes: int) -> list[Unit]:
+    """The file as its only unit."""
+    del target_bytes
+    size = state.size * (_PACKED if compression(url) else 1)
+    about = {"kind": "text", "rows": 1, "text_bytes": size, "text": "text", "id": None}
+    return [Unit.of(url, state, fields, **about, counted=False)]
+
+
+def read_text(units: Sequence[Unit], columns: Sequence[str]) -> Iterator[Rows]:
+    """The files of some units as rows with `columns`."""
+    texts: list[str | None] = []
+    invalid: dict[int, str] = {}
+    first = size = 0
+
+    def rows(files: Sequence[Unit]) -> Rows:
+        found = {"text": pa.array(texts, pa.string())}
+        if "token_count" in columns:
+            found["token_count"] = count_by_length(found["text"])
+        batch = pa.RecordBatch.from_pydict(found)
+        return Rows(batch, invalid, lambda row: redact(files[row].file))
+
+    for index, unit in enumerate(units):
+        # A file is asked for no more than it has: Python allocates what is asked for.
+        most = MOST_TEXT if compression(unit.file) else min(MOST_TEXT, unit.size)
+        with open_stream(unit.file, FileState(unit.size, unit.version)) as stream:
+            content = stream.read(most + 1)
+        if texts and size + len(content) > BATCH_BYTES:
+            yield rows(units[first:index])
+            texts, invalid, first, size = [], {}, index, 0
+        try:
+            texts.append(_text(content))
+        except ValueError as error:
+            invalid[len(texts)] = str(error)
+            texts.append(None)
+        size += len(content)
+    yield rows(units[first:])
+
+
+def _text(content: bytes) -> str:
+    """Decode a file. Raises `ValueError` with what is wrong with it."""
+    if len(content) > MOST_TEXT:
+        raise ValueError("2 GiB or more of one text; cut the file")
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"expected {READ}, found bytes that are not UTF-8 (byte {error.start:,}); "
+            "convert the file"
+        ) from None
