@@ -160,7 +160,7 @@ class Wrong:
         self.given += strings(texts)
         if self._error is not None and any(self._word in text for text in strings(texts)):
             raise self._error
-        return self._oracle.encode_strings([t.replace(self._word, "") for t in strings(texts)])
+        return self._oracle.encode([t.replace(self._word, "") for t in strings(texts)])
 
 
 class PanicException(BaseException):
