@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import steps
 from data.source import fineweb_edu, python_documentation
-from models.shape.config import TransformerConfig
-from models.shape.presets import llama_200m, tiny
+from models.config import TransformerConfig
+from models.presets import llama_200m, tiny
 from pipeline import Experiment, pod, select, sweep
 from training.config import OptimizerConfig, TrainConfig
 

@@ -9,8 +9,8 @@ from dataclasses import replace
 
 import steps
 from data.source import fineweb_edu, python_documentation
-from models.shape.config import TransformerConfig
-from models.shape.presets import nanochat_d16
+from models.config import TransformerConfig
+from models.presets import nanochat_d16
 from pipeline import Experiment, pod
 from training.config import OptimizerConfig, TrainConfig
 

@@ -9,8 +9,8 @@ from typing import Literal
 
 import steps
 from data.source import fineweb_edu, python_documentation
-from models.shape.config import TransformerConfig
-from models.shape.presets import llama_3_2_1b
+from models.config import TransformerConfig
+from models.presets import llama_3_2_1b
 from pipeline import Experiment, pod
 from training.config import OptimizerConfig, TrainConfig
 

@@ -12,8 +12,8 @@ from typing import Any, Literal
 import steps
 from data.source import fineweb_edu, python_documentation
 from experiments.tpuchat_130m import changed
-from models.shape.config import TransformerConfig
-from models.shape.presets import tiny
+from models.config import TransformerConfig
+from models.presets import tiny
 from pipeline import Experiment, pod, sweep
 from training.config import OptimizerConfig, TrainConfig
 

@@ -6,8 +6,8 @@ ponente run experiments/run_200m.py --smoke    the same graph on a laptop's CPU,
 
 import steps
 from data.source import fineweb_edu, python_documentation
-from models.shape.config import TransformerConfig
-from models.shape.presets import llama_200m, tiny
+from models.config import TransformerConfig
+from models.presets import llama_200m, tiny
 from pipeline import Experiment, pod
 from training.config import OptimizerConfig, TrainConfig
 

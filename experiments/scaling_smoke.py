@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import steps
 from data.source import python_documentation
-from models.shape.config import TransformerConfig
-from models.shape.presets import tiny
+from models.config import TransformerConfig
+from models.presets import tiny
 from pipeline import Experiment, pod
 from training.config import OptimizerConfig, TrainConfig
 

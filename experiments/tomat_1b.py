@@ -7,8 +7,8 @@ ponente run experiments/tomat_1b.py --smoke      the same graph on a laptop's CP
 
 import steps
 from experiments import tomat_200m
+from models.config import TransformerConfig
 from models.shape import presets
-from models.shape.config import TransformerConfig
 from pipeline import Experiment
 from training.config import OptimizerConfig, TrainConfig
 

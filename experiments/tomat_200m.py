@@ -8,8 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import steps
-from models.shape.config import TransformerConfig
-from models.shape.presets import tomat_200m
+from models.config import TransformerConfig
+from models.presets import tomat_200m
 from pipeline import Experiment, pod
 from training.config import OptimizerConfig, TrainConfig
 

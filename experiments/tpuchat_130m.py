@@ -12,8 +12,8 @@ from typing import Any
 
 import steps
 from data.source import fineweb_edu, python_documentation
-from models.shape.config import TransformerConfig
-from models.shape.presets import tpuchat_130m
+from models.config import TransformerConfig
+from models.presets import tpuchat_130m
 from pipeline import Experiment, pod, select, sweep
 from training.config import OptimizerConfig, TrainConfig
 

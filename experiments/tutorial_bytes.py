@@ -10,8 +10,8 @@ from dataclasses import replace
 
 import steps
 from data.source import python_documentation
-from models.shape.config import TransformerConfig
-from models.shape.presets import bytes_tiny
+from models.config import TransformerConfig
+from models.presets import bytes_tiny
 from pipeline import Experiment, pod
 from training.config import OptimizerConfig, TrainConfig
 
