@@ -52,6 +52,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--prompt", action="append", metavar="TEXT", help="may be given several times")
     add(
         "--new-tokens",
+        "--tokens",
         type=int,
         metavar="N",
         help=f"most new tokens ({_TOKENS}, or fewer to stay within the training length)",

@@ -247,7 +247,7 @@ def test_the_installed_command_is_this_one(trained):
     done = subprocess.run(
         [
             *(sys.executable, "-m", "steps.cli", "generate", trained),
-            *("--prompt", "Return the", "--new-tokens", "5", "--temperature", "0"),
+            *("--prompt", "Return the", "--tokens", "5", "--temperature", "0"),
         ],
         capture_output=True,
         text=True,
