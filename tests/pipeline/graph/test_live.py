@@ -125,28 +125,21 @@ def test_it_ends_when_the_other_is_lost_and_goes_on_with_its_next_attempt(store,
 def test_it_ends_when_the_other_fails_for_good(store, marks):
     """The failure is the counting step's, the follower is skipped, and nothing hangs."""
     _, watcher = pair(marks, refuses_after=2)
+    events = []
     with pytest.raises(StepFailed) as failure:
-        run(store, watcher)
+        run(store, watcher, events=events)
     text = str(failure.value)
     assert "step counting failed: asked to refuse" in text
     assert "watching" not in text
     assert result_of(store, watcher) is None
+    last = [e for e in events if e.get("step") == "watching"][-1]
+    cause = "the step it follows ended without an output"
+    assert (last["event"], last["cause"]) == ("skipped", cause)
 
 
 def result_of(store, wanted):
     """The manifest of one node, None when it is not there."""
     return Store(store).find(as_node(wanted))
-
-
-def test_the_skipped_follower_is_said(store, marks):
-    """Its last event says that it was skipped and why."""
-    _, watcher = pair(marks, refuses_after=2)
-    events = []
-    with pytest.raises(StepFailed):
-        run(store, watcher, events=events)
-    last = [e for e in events if e.get("step") == "watching"][-1]
-    cause = "the step it follows ended without an output"
-    assert (last["event"], last["cause"]) == ("skipped", cause)
 
 
 def test_a_failing_follower_costs_nobody_the_step_it_follows(store, marks):
@@ -220,12 +213,6 @@ def test_plan_says_that_it_follows(store, marks):
     assert any("numbers = counting (miss, live)" in line for line in lines)
     lines = list(explain(entries, entries[0], Store(store)))
     assert any("watching: starts while it runs" in line for line in lines)
-
-
-def test_the_key_is_that_of_an_ordinary_input(marks):
-    """Another configuration of what is followed is another key."""
-    keys = {as_node(pair(marks, salt=salt)[1]).key for salt in (0, 1)}
-    assert len(keys) == 2
 
 
 def test_an_argument_that_is_not_live_is_refused():

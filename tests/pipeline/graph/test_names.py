@@ -126,7 +126,7 @@ ALPHABET = st.sampled_from([*"aA.0-_~/%:\\ \n*", "..", "\u2215", "\uff0e", "e\u0
 NAMES = st.lists(ALPHABET, max_size=8).map("".join) | st.text(max_size=40)
 
 
-@settings(max_examples=100)
+@settings(max_examples=50)
 @given(NAMES)
 def test_what_is_taken_stays_below_the_root_and_means_itself(name):
     """Taken names are below the root in every reading: path, URL, glob, chain, Unicode forms."""
@@ -149,7 +149,7 @@ def test_what_is_taken_stays_below_the_root_and_means_itself(name):
 SHARDS = st.text("aA/~.", min_size=1, max_size=4)
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(SHARDS, SHARDS)
 def test_two_shards_never_share_a_record(first, second):
     """Whatever two names are recorded, both are there afterwards, each with its own files."""

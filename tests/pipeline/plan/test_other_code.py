@@ -90,18 +90,12 @@ def test_a_second_failure_after_the_repair_keeps_the_repaired_shards(store, file
     assert result(store, node)["values"] == [0, 1000, 2000, 3000]
 
 
-@pytest.mark.parametrize("note", ["\n# repaired\n", '\n"""Text."""\n', "\n\n\n"])
-def test_comments_and_layout_are_no_other_code(store, file, note, monkeypatch):
+def test_comments_and_a_move_are_no_other_code(store, file):
     """No shard is written again."""
-    node = mapped(file, 10, bad=(2,), note=note)
+    node = mapped(file, 10, bad=(2,), note='\n# repaired\n"""Text."""\n')
     assert planned(store, node).notes == []
     assert failed(store, node) == []
-
-
-def test_a_moved_file_is_no_other_code(store, file):
-    """What it means is the same under another name."""
-    node = mapped(file.with_name("moved.py"), 10, bad=(2,))
-    assert failed(store, node) == []
+    assert failed(store, mapped(file.with_name("moved.py"), 10, bad=(2,))) == []
 
 
 def test_shards_of_other_code_can_be_kept(store, file):

@@ -34,15 +34,6 @@ def _record(root, number, owner):
     (root / "leases" / f"{number:06d}.json").write_text(json.dumps(owner))
 
 
-def test_the_number_after_six_nines_is_seen_by_the_next(tmp_path):
-    """Lease 1000000 follows, and 1000001 after it: numbers do not stick at six digits."""
-    _record(tmp_path, 999_999, {**process.this(), "process_start": 1.0})
-    for expected in (1_000_000, 1_000_001):
-        held = _acquire(tmp_path, waiting=_never)
-        assert held.number == expected
-        held.release()
-
-
 def test_who_released_has_published_so_the_next_does_not_repeat_it(tmp_path, monkeypatch):
     """A holder that ends between two looks leaves an output, not a lease to take."""
     held, published = _acquire(tmp_path), []

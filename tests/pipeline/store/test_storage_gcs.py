@@ -14,7 +14,6 @@ import pytest
 from pipeline.errors import InputError, PonenteError, StorageError, StoreUnavailable
 from pipeline.store import object_storage, storage, write_check
 from pipeline.store.google_storage import GoogleStorage
-from pipeline.store.shards import File, Shard, check_sizes
 from pipeline.store.write_check import check_writable
 from tests.faults.fake_gcs import FakeGCS, Faults
 
@@ -78,7 +77,7 @@ def test_the_server_enforces_preconditions_on_every_kind_of_write(server):
 # create
 
 
-@pytest.mark.parametrize("size", [0, 7, 6 << 20, 51 << 20])
+@pytest.mark.parametrize("size", [0, 51 << 20])
 def test_create_is_conditional_whatever_the_size(server, size):
     """Every upload of a create carries the precondition, and the second create loses."""
     url, data = f"{ROOT}/record", bytes(size)
@@ -123,19 +122,14 @@ def test_a_create_whose_answer_was_lost_is_ours(server):
     assert storage.create(f"{ROOT}/record", b"mine")
     assert [status for *_, status in server.log[:2]] == [0, 412]
     assert not storage.create(f"{ROOT}/record", b"mine")  # equal bytes, another writer
-    assert contents(server) == {"store/record": b"mine"}
-
-
-def test_a_create_is_lost_to_a_foreign_object(server):
-    """An object that another program wrote, without our mark, is not taken for ours."""
-    server.put("bucket", "store/record", b"mine", {}, {})
-    assert not storage.create(f"{ROOT}/record", b"mine")
+    server.put("bucket", "store/foreign", b"mine", {}, {})
+    assert not storage.create(f"{ROOT}/foreign", b"mine")  # and one without our mark
 
 
 # the rest of storage.py
 
 
-@pytest.mark.parametrize("size", [0, 10, 5 << 20, (11 << 20) + 3, 10 << 20])
+@pytest.mark.parametrize("size", [0, 5 << 20, (11 << 20) + 3])
 def test_files_written_and_read_in_pieces(server, size):
     """Small files and resumable uploads hold what was written, and are read at any place."""
     data = bytes(n % 251 for n in range(1 << 16)) * (size // (1 << 16) + 1)
@@ -291,34 +285,3 @@ def test_check_writable_tells_a_quota(server, monkeypatch):
     server.over_quota.add("bucket")
     with pytest.raises(PonenteError, match="quota"):
         check_writable(ROOT)
-
-
-def test_a_replacement_needs_the_generation_that_was_read(server):
-    """As on a disk; and equal bytes written again are another generation."""
-    url = f"{ROOT}/manifest.json"
-    storage.create(url, b"one")
-    data, version = storage.read_versioned(url)
-    assert data == b"one"
-    storage.write_atomic(url, b"one")
-    assert not storage.replace_if(url, b"two", version)
-    assert not storage.replace_if(url, None, version)
-    assert storage.replace_if(url, b"two", storage.read_versioned(url)[1])
-    assert contents(server) == {"store/manifest.json": b"two"}
-    assert storage.replace_if(url, None, storage.read_versioned(url)[1])
-    assert not storage.replace_if(url, b"three", version)
-    assert contents(server) == {}
-
-
-def test_checking_an_output_takes_a_listing_whatever_the_number_of_shards(server):
-    """A thousand shards in pages of a hundred: a dozen requests."""
-    server.page = 100
-    files = (File("data.bin", 1, "0" * 64, ""),)
-    shards = [
-        Shard(f"s/{i}", f"attempts/{i % 3:06d}-a/shards/s/{i}", files, {}) for i in range(1000)
-    ]
-    for shard in shards:
-        name = f"store/step/{shard.root}/data.bin"
-        server.put("bucket", name, b"1", {}, {})
-    before = server.requests
-    check_sizes(f"{ROOT}/step", shards, "build it again")
-    assert server.requests - before < 15
