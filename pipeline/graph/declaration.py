@@ -29,10 +29,8 @@ class Declaration(Generic[R]):
 
     Its keyword parameters are the settings, each with a default; it returns the wanted artifact or
     a tuple of artifacts. A preset has the settings that differ from the defaults; in `presets` they
-    are frozen dataclasses of all settings, and "full" has the defaults.
-
-    Raises `InputError` for a setting without a default or of another type than its annotation, an
-    unknown one in a preset, and a value that looks like a secret.
+    are frozen dataclasses of all settings, and "full" has the defaults. A setting of another type
+    than its annotation, and one that looks like a secret, is an `InputError`.
     """
 
     def __init__(self, function: Callable[..., R], **presets: Mapping[str, Any]) -> None:

@@ -2,12 +2,6 @@
 
 A step declares them with `@step(facts=...)`. `plan` shows them below the steps, a run in its first
 lines; a node with a refusal stops a run before any hardware is reserved.
-
-    def facts(node: Node, results: Results) -> Facts:
-        return Facts(lines=("203,452,416 parameters",), data={"parameters": 203_452_416})
-
-    @step(output=Checkpoint, version=1, facts=facts)
-    def train(run: StepContext, ...) -> Result: ...
 """
 
 from __future__ import annotations
@@ -36,9 +30,8 @@ class Facts:
     """Facts about one node.
 
     Attributes:
-        lines: lines to display, in order.
-        data: the same for programs: JSON values by name.
-        refusal: why the step cannot work, in one or more lines; empty where no reason is known.
+        lines: to display; `data` is the same for programs: JSON values by name.
+        refusal: why the step cannot work; empty where no reason is known.
         examine: a longer examination, seconds to minutes, which returns further facts. It runs in
             its own thread and gets a function that displays its progress.
     """

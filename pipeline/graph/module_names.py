@@ -1,8 +1,8 @@
-"""The names modules are imported under: a Python file's, and those of the engine's neighbours.
+"""The names modules are imported under: a Python file's, and those of the engine's packages.
 
-The engine's folder has more packages, whose names are common. In a process that has imported the
-engine they are found first, whatever files and folders of the same names a user has beside an
-experiment; those are named in the error of an import that needs them.
+The names of the engine's packages are common. In a process that has imported the engine they are
+found first, whatever a user has beside an experiment; those are named in the error of an import
+that needs them.
 """
 
 from __future__ import annotations

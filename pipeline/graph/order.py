@@ -20,7 +20,7 @@ _LABEL_LENGTH = 64
 def named(artifact: A, name: str) -> A:
     """The same node under another display name, for graphs that call a step twice.
 
-    The name is not part of the key: a renamed node reuses its output.
+    The name is not part of the key.
     """
     node = as_node(artifact)
     if not is_display_name(name):

@@ -31,9 +31,9 @@ class Signature:
 
     Attributes:
         parameters: the signature of a call, which has no `StepContext`.
-        classes: by name, the class of each argument that is annotated with one dataclass.
+        classes: the class of each argument that is annotated with one dataclass.
         defaults: canonical default values of the configuration arguments.
-        externals: by name, the marks of arguments that name data outside the store.
+        externals: the marks of arguments that name data outside the store.
     """
 
     parameters: inspect.Signature

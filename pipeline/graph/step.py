@@ -71,9 +71,8 @@ class Resources:
 class Node:
     """One call of a step in a graph: what to run, on which inputs, with which configuration.
 
-    `label` is the display name: the step's own, or the one set by `named`; `labels` has it and
-    those of equal nodes in the graph. `inputs` are by the names that keys and manifests have: of a
-    tuple they are `argument[0]`, `argument[1]`, ...; `live` has the names of the live inputs.
+    `label` is the display name; `labels` has it and those of equal nodes in the graph. `inputs` are
+    by the names that keys and manifests have: of a tuple they are `argument[0]`, `argument[1]`, ...
     """
 
     def __init__(
@@ -246,9 +245,8 @@ def step(
     Args:
         version: part of the key; raise it when the code changes the output, or when the meaning of
             a default changes.
-        name: stable name, part of the key; by default the function's name, without its module.
-        cpus: see `Resources`, also for the next five.
-        more: reads_lineage, advise, check, facts, environment and then, see `StepSpec`.
+        name: by default the function's name, without its module.
+        cpus: see `Resources`, also for the next five; for `more` see `StepSpec`.
     """
     resources = Resources(cpus, memory, custom or {}, tries, shard_cpus, shard_memory)
 

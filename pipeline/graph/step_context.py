@@ -38,8 +38,8 @@ logger = logging.getLogger("ponente")
 class ShardTask:
     """One shard to write: picklable, executed by `write_shard` in any process.
 
-    `number` counts its tries within the attempt. Each try writes to a separate directory, since a
-    writer that was given up may still be writing.
+    Each try, by `number`, writes to a directory of its own, as a writer that was given up may still
+    be writing.
     """
 
     ledger: Ledger
@@ -204,8 +204,8 @@ class StepContext:
     def claim(self, prefix: str) -> dict[str, Shard]:
         """Take over shards of earlier attempts, which only this attempt may drop from now on.
 
-        They become part of the output when they are declared. Raises `WorkerLost` when a newer
-        attempt owns one of them.
+        They are part of the output once declared. `WorkerLost` when a newer attempt owns one of
+        them.
         """
         names = [name for name in sorted(self.ledger.shard_names()) if name.startswith(prefix)]
         other = other_code(self.ledger, self.ledger.records(names) if self.ledger.code else {})
@@ -248,8 +248,7 @@ class StepContext:
     def map(self, writer: ShardWriter, items: Mapping[str, Any]) -> dict[str, Shard]:
         """Write one shard per item with `writer(directory, item) -> result`, across workers.
 
-        Shards that this code finished already are not written again. Returns all of them, sorted
-        by name.
+        Shards that this code finished already are not written again. Returns all, sorted by name.
         """
         known = self._known(items.__contains__, len(items))
         shards = {name: known[name] for name in known if name in items}

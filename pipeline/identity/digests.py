@@ -1,4 +1,4 @@
-"""The four digests of the engine.
+"""The four digests of the engine: SHA-256 over canonical JSON (see `fingerprint`).
 
     key       identifies an output     names its directory; known before anything runs
     action    identifies what it is    the key, with the contents of the inputs in place of their
@@ -7,10 +7,8 @@
     content   identifies its data      users of an output with equal content are not run again
                                        (early cutoff)
 
-All are SHA-256 over canonical JSON (see `pipeline.identity.fingerprint`). Fields of a configuration
-that have their default value are in no digest, so adding a field with a default changes none. A
-changed default is detected where an output or an unfinished build is found: each records its full
-configuration, and `fingerprint.difference` names the fields that differ.
+Fields of a configuration that have their default value are in no digest. A changed default is
+detected where an output or an unfinished build is found, as each records its full configuration.
 """
 
 from __future__ import annotations
@@ -45,12 +43,9 @@ def key(identity: Identity, inputs: Mapping[str, str]) -> str:
 def action(identity: Identity, contents: Mapping[str, str]) -> str:
     """As `key`, with the contents of the inputs in place of their keys.
 
-    Two nodes of one action build equal outputs, even if the keys of their inputs differ.
-
-    Args:
-        contents: content digest by input name; for a live input that is not published, the id of
-            its build. Includes the listing's digest of each external argument, whose value is left
-            out of the configuration.
+    Two nodes of one action build equal outputs. `contents` has, by name, the content digest of each
+    input (of a live one that is not published, the id of its build), and the listing's digest of
+    each external argument, whose value is left out of the configuration.
     """
     config = without_defaults(identity.config)
     fields = {n: value for n, value in config["fields"].items() if n not in contents}
@@ -70,12 +65,10 @@ def build_id(action: str, replaces: str, number: int = 0) -> str:
 def content(shards: Iterable[Any], result: Mapping[str, Any], opened: Mapping[str, str]) -> str:
     """The digest of an output's data; equal when no reader can find a difference.
 
-    Args:
-        shards: one whose result has a "content" digest is identified by it, for formats in which
-            equal data can have different bytes; one whose "content" is None is not part of the
-            data; any other is identified by its files.
-        opened: contents of the inputs that the artifact itself reads (see `Artifact.opens`), or for
-            a reference the content of the output it refers to, which includes those.
+    A shard whose result has a "content" digest is identified by it, for formats in which equal data
+    can have different bytes; one whose "content" is None is not part of the data; any other is
+    identified by its files. `opened` are the contents of the inputs that the artifact itself reads
+    (see `Artifact.opens`), or for a reference the content of the output it refers to.
     """
     parts = [
         [

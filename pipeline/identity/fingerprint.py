@@ -1,24 +1,15 @@
 """Canonical form of a step's configuration, its digest, and the differences between two of them.
 
-Two configurations have the same form if and only if they are equal in type and value: a dataclass
-includes its class name, a float is written in hexadecimal (so -0.0 is not 0.0), a tuple is not a
-list, the key 1 is not "1". A set equals a frozenset of the same members, and dicts of the same
-items are equal in any order. A value without a canonical form (NaN, a lambda, an open file, an
-array, text that is not Unicode or looks like a secret, a structure that contains itself) raises
-`InputError` with the path to it.
+Two configurations have the same form if and only if they are equal in type and value: -0.0 is not
+0.0, a tuple is not a list, the key 1 is not "1"; a set equals a frozenset of the same members, and
+dicts are equal in any order. A value without a canonical form (NaN, a lambda, an array, text that
+looks like a secret) raises `InputError` with the path to it. What does not change a result is
+marked `Runtime` in its annotation and left out: `log_every: Annotated[int, Runtime] = 10`.
 
-What does not change a result is marked `Runtime` in its annotation and left out:
-
-    @dataclass(frozen=True)
-    class Example:
-        learning_rate: float
-        log_every: Annotated[int, Runtime] = 10
-
-A class is identified by its name without its module, so that it can move; with
-`identity_name: ClassVar[str]` it can be renamed too. The fields of a configuration are written in
-two groups: "defaults" has those with their default value, "fields" all others. Keys are digests of
-the tree `without_defaults`, so a field added with a default changes no key until it gets another
-value; `difference` compares both groups, and so detects a changed default.
+A class is identified by its name without its module, or by `identity_name: ClassVar[str]`. The
+fields of a configuration are in two groups: "defaults" has those with their default value, "fields"
+all others. Keys are digests of the tree `without_defaults`, so a field added with a default changes
+no key until it gets another value; `difference` compares both groups, so it sees a changed default.
 """
 
 from __future__ import annotations
@@ -87,7 +78,7 @@ def identity_fields(cls: type) -> tuple[str, ...]:
 def canonical(value: Any, path: str = "config", classes: Classes | None = None) -> Any:
     """`value` as a JSON tree that distinguishes types and values as Python does.
 
-    `path` is that to the value, for messages; the classes in it are added to `classes`, by name.
+    `path` leads to the value, for messages; the classes in it are added to `classes`, by name.
     """
     return _canonical(value, path, 0, {} if classes is None else classes)
 

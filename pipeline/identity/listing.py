@@ -3,9 +3,8 @@
     @step(output=Documents, version=1)
     def sample(run: StepContext, source: Annotated[str, External(list_source, absolute)]) -> Result:
 
-A path, a pattern or a branch keeps its name, which is in the key, while its content changes. Each
-command lists it once, and the digest of the `Listing` replaces the location in the action digest:
-the same files in another folder give the same one, other files under the same name another.
+Each command lists a location once, and the digest of the `Listing` replaces it in the action
+digest: the same files in another folder give the same one, other files under one name another.
 """
 
 from __future__ import annotations
@@ -28,8 +27,8 @@ class ListedFile:
     """One file, by its path relative to the folder that all files of the listing share.
 
     `digest` is that of its content, where the store has one or reading the file is cheap, else
-    empty. After a `+` follows a finer one, where that is known: of all bytes of a file of which
-    otherwise samples are digested.
+    empty. After a `+` follows one of all bytes, where it is known of a file that is digested by
+    samples.
     """
 
     name: str
@@ -63,7 +62,6 @@ class Listing:
     """The files of a location.
 
     Attributes:
-        where: the location, for display.
         files: sorted by name; empty when the location is pinned and was not listed.
         pinned: an immutable revision, such as a full commit; empty when the content can change.
         branch, revision: the branch that was resolved, if any, and the commit that it points to.
@@ -98,10 +96,7 @@ class Listing:
         return Summary(self.digest, len(self.files), total, *more)
 
     def same_as(self, files: tuple[ListedFile, ...] | None) -> bool:
-        """Whether the files that were listed before, if known, are these as far as can be told.
-
-        A machine that sees a file for the first time does not know the finer part of its digest.
-        """
+        """Whether the files that were listed before, if known, are these as far as can be told."""
         if files is None or self.pinned or len(files) != len(self.files):
             return False
         return all(
@@ -118,10 +113,9 @@ class Listing:
 class External:
     """Marks an external argument: `Annotated[str, External(...)]`; a value of None has no listing.
 
-    Attributes:
-        list: (value, seconds) -> the current listing; raises `PonenteError` or `OSError` when the
-            store does not answer within these seconds.
-        absolute: value -> the value in the key and for the step's body, such as an absolute path.
+    `list` returns the current listing of a value, and raises `PonenteError` or `OSError` when there
+    is no answer within so many seconds; `absolute` makes of a value the one in the key and for the
+    body.
     """
 
     list: Callable[[Any, float], Listing]

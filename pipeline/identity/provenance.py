@@ -1,10 +1,9 @@
 """The provenance of an output: recorded in its manifest, never part of its key.
 
-Once per run, the driver collects the part that all steps share: commits, the uncommitted changes
-(as a patch for `git apply`), packages. Code that is copied to other machines leaves its git
-directory behind; `ship` writes what git said into the copy, and `collect` reads it there. What
-cannot be told is recorded as `UNKNOWN`, with the reason: an empty patch means that all code is
-committed, and nothing else.
+Once per run, the driver collects what all steps share: commits, the uncommitted changes (as a patch
+for `git apply`), packages. Code that is copied to other machines leaves its git directory behind;
+`ship` writes what git said into the copy. What cannot be told is `UNKNOWN`, with the reason: an
+empty patch means that all code is committed, and nothing else.
 """
 
 from __future__ import annotations
@@ -83,10 +82,7 @@ def collect(functions: Iterable[Callable[..., Any]]) -> Provenance:
 def of_attempt(
     driver: Mapping[str, Any], environment: Iterable[str]
 ) -> tuple[dict[str, Any], list[str]]:
-    """Provenance of the output that this process built, and files that it imported otherwise.
-
-    `driver` is what the driver knows: the records of `collect` and `source_code.record`.
-    """
+    """Provenance of the output that this process built, and files that it imported otherwise."""
     edited = source_code.imported_otherwise(driver["sources"])
     made_by = {**driver, "sources": {**driver["sources"], **edited}}
     return {**made_by, **of_worker(environment)}, sorted(edited)

@@ -1,19 +1,13 @@
 """The source files of a step's code, and which of them changed since an output was built.
 
 A step's code is the file it is written in and every first-party module that file imports,
-recursively; imports inside functions count, because steps import the training loop there. Imports
-are read from the syntax tree and never executed, so planning does not import jax. A module is
-first-party if it is below the folder of the step's top-level package, in the folder of a step's
-file that is run as a script, or in the engine's checkout; the standard library, site-packages and
-the engine itself are not. A module named only in a string (`importlib.import_module`) is not found.
-
-Each file has two digests: of its bytes, and of its meaning (the syntax tree without comments,
-docstrings and layout). To detect a change, the second is computed only where the first differs.
+recursively, inside functions too. Imports are read from the syntax tree and never executed, so
+planning does not import jax. A module is first-party if it is below the folder of the step's
+top-level package, in the folder of a script, or in the engine's checkout; the standard library,
+site-packages and the engine itself are not, nor is a module named only in a string.
 
 What is recorded with an output is the code that built it: a module that this process has imported
-counts as it was then, whatever its file says now. `remember` keeps the sources when steps are
-declared. Only a file that is not imported yet, such as one that a step's body imports, is read when
-it is asked for.
+counts as it was then, whatever its file says now.
 """
 
 from __future__ import annotations
@@ -176,10 +170,7 @@ class _Walk:
                 self._module(inner or "", name)
 
     def _module(self, folder: str, name: str) -> str | None:
-        """Push the file of module `name` in `folder`; returns the folder of its submodules, if any.
-
-        Records stamps of the folders, as a file that appears in one could become module `name`.
-        """
+        """Push the file of module `name` in `folder`; returns the folder of its submodules."""
         inner = os.path.join(folder, name)
         for searched in (folder, inner):
             if searched not in self._stamps:
@@ -233,10 +224,7 @@ def digests(function: Callable[..., Any]) -> dict[str, Digest]:
 
 
 def record(function: Callable[..., Any]) -> dict[str, Any]:
-    """A step's code, as JSON for manifests and builds; see the functions that it names.
-
-    A function that is in no file, such as one of a notebook's cell, has `typed_digest` instead.
-    """
+    """A step's code, as JSON for manifests and builds; a digest of what was typed in no file."""
     sources = digests(function)
     if not sources:
         return {"sources": {}, "typed": typed_digest(function)}
@@ -321,10 +309,7 @@ def other_step(function: Callable[..., Any], recorded: Mapping[str, Any]) -> str
 
 
 def changed(function: Callable[..., Any], recorded: Mapping[str, Any]) -> list[str]:
-    """Sorted names of the files whose meaning changed since `recorded` digests, or came or went.
-
-    Empty when nothing was recorded, or the function has no source file now.
-    """
+    """Sorted names of the files whose meaning changed since `recorded` digests, or came or went."""
     now = _files_of(function)
     if not now or not recorded:
         return []

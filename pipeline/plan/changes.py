@@ -1,7 +1,6 @@
 """The changes since the most similar earlier output of a step, field by field, with root causes.
 
-A step that changes only because of an input reports the root cause, not the chain of steps between:
-in a graph whose paths join again, the number of such chains would double at every layer.
+A step that changes only because of an input reports the root cause, not the chain of steps between.
 """
 
 from __future__ import annotations
@@ -61,7 +60,7 @@ class ChangeLog:
     def explain(self, node: Node) -> tuple[str, list[str]]:
         """(directory of the most similar earlier output, differences from it), or ("", []).
 
-        There is one line per difference. The node's inputs must have been explained before.
+        The node's inputs must have been explained before.
         """
         best: tuple[str, list[str]] = ("", [])
         for directory, old in self._outputs_of(node.step.name).like(node).items():

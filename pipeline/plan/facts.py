@@ -32,8 +32,7 @@ def examine(
 ) -> dict[str, Facts]:
     """The facts that the examinations return, by key; `AT_ONCE` of them run concurrently.
 
-    A refused node is not examined. `show` is called with lines on their progress, from several
-    threads.
+    `show` is called with lines on their progress, from several threads.
     """
     looks = {k: f.examine for k, f in stated.items() if f.examine is not None and not f.refusal}
     if not looks:

@@ -34,8 +34,7 @@ class Ancestor:
 def lineage(paths: list[str]) -> list[Ancestor]:
     """The outputs at `paths` and all of their ancestors, inputs first, each once.
 
-    One that is missing or cannot be read is left out, with its ancestors. Raises `CorruptOutput`
-    for an ancestor of itself.
+    One that is missing or cannot be read is left out. `CorruptOutput` for an ancestor of itself.
     """
     found: dict[str, Ancestor] = {}
     read = _read_together(paths)

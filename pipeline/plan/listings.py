@@ -20,7 +20,7 @@ _AT_ONCE = 16
 class Listings:
     """The listings of the external arguments of a graph's nodes, by node key.
 
-    A node of which a location could not be listed is not in `found`; `unreachable` has its error.
+    A node of which a location could not be listed is in `unreachable`, with the error.
     """
 
     found: Mapping[str, Mapping[str, Listing]] = field(default_factory=dict)
@@ -87,7 +87,7 @@ def check_unchanged(
 ) -> None:
     """Refuse external arguments whose listing changed since the run was planned.
 
-    Pinned ones cannot change, and are skipped. Raises `StorageError` where one cannot be listed.
+    Raises `StorageError` where one cannot be listed.
     """
     for name, listing in planned.items():
         if listing.pinned:

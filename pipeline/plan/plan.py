@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from pipeline.graph.order import topological
 from pipeline.graph.step import Node
@@ -77,11 +77,7 @@ def plan(
     *,
     keep_shards: bool = False,
 ) -> list[Planned]:
-    """What bringing `targets` up to date would do, inputs first.
-
-    `forced` are keys of steps that would be built again although their outputs exist; `keep_shards`
-    keeps the shards that other code of a step wrote.
-    """
+    """What bringing `targets` up to date would do, inputs first; `forced` has keys."""
     order = topological(targets)
     seen = read_state(order, store)
     there = {key for key in seen.found if key not in forced}
@@ -93,10 +89,7 @@ def plan(
     return [described[node.key] for node in order]
 
 
-@dataclass(frozen=True)
-class _How:
-    """How the steps would be run."""
-
+class _How(NamedTuple):
     forced: frozenset[str]
     keep_shards: bool
     needed: Set[str]

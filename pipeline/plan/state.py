@@ -1,8 +1,8 @@
 """The state of a graph in a store, and the steps to execute: for `plan` and the executor.
 
-This module only reads. An output is stale when one of its inputs, under the same key, now has other
-content than the output was made from, when one of its sources has other files, or when it was made
-with a default that has another value now.
+An output is stale when one of its inputs, under the same key, now has other content than the output
+was made from, when one of its sources has other files, or when it was made with a default that has
+another value now.
 """
 
 from __future__ import annotations
@@ -62,11 +62,9 @@ class GraphState:
     """The existing outputs of a graph, by node key.
 
     Attributes:
-        found: outputs that can be reused.
-        same: keys of those in `found` that were made for another key, from inputs of the same
-            content.
-        stale, corrupt, foreign: why an existing output cannot be; foreign is another step's of its
-            name.
+        found: outputs that can be reused; `same` are those made for another key, from inputs of the
+            same content.
+        stale, corrupt, foreign: why an output cannot be; foreign is another step's of its name.
         attempts: the attempt that published each output in the user's own store, also stale ones.
     """
 
@@ -141,10 +139,7 @@ def inputs_first(function: Callable[[Node], R], order: list[Node], store: Store)
 
 
 def staleness(node: Node, found: Found, inputs: dict[str, Found], listings: Listings) -> str:
-    """Why the output `found` is stale for the node; empty when it is not.
-
-    Both have the same key, so any difference between their configurations is a changed default.
-    """
+    """Why the output `found`, of the node's key, is stale for it; empty when it is not."""
     sources = listings.of(node)
     if lines := changed_defaults(found.path, found.manifest, node.identity.config, sources):
         return "; ".join(lines)
@@ -223,8 +218,8 @@ def needed_keys(targets: Iterable[Node], there: set[str] | dict[str, Found]) -> 
 def pick(order: list[Node], names: str) -> list[Node]:
     """The nodes that a flag names: one step or several, separated by commas.
 
-    A name is a label (see `unique_labels`), or a step's name, or the beginning of a directory. A
-    label may hold commas itself.
+    A name is a label, which may hold commas itself, or a step's name, or the beginning of a
+    directory.
     """
     apart = unique_labels(order)
 
@@ -270,10 +265,9 @@ def decide(
 ) -> list[Node]:
     """The nodes to execute, inputs first: those that the targets lack, and all stale ones.
 
-    The executor adds users of a stale output later, if its content changes. Raises `InputError`
-    when `only` leaves out a step whose output is missing and for the output of another step of this
-    name, `CorruptOutput` for one that `--force` would replace, and the error of a source that
-    cannot be listed.
+    Raises `InputError` when `only` leaves out a step whose output is missing and for the output of
+    another step of this name, `CorruptOutput` for one that `--force` would replace, and the error
+    of a source that cannot be listed.
     """
     forced = {node.key for name in choice.force for node in pick(order, name)}
     chosen = {node.key for name in choice.only for node in pick(order, name)}

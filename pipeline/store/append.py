@@ -1,10 +1,9 @@
 """Files that grow while they are read: logs, events, metrics.
 
-Such a file has one URL. On a local disk it is a file, written in place; on an object store it is a
-directory of parts (`000001.txt`, ...), uploaded every `PART_SECONDS` or `PART_BYTES`, so that of
-what a killed process wrote only the last seconds are missing. Of each `MERGED` parts one is made,
-named after the first and the last (`000001-000064.txt`), and of each `MERGED` of those, so that the
-log of a run of weeks has few objects. Readers ignore a part whose bytes a merged one has.
+On a local disk such a file is written in place; on an object store it is a directory of parts
+(`000001.txt`, ...), uploaded every `PART_SECONDS` or `PART_BYTES`. Of each `MERGED` parts one is
+made, named after the first and the last (`000001-000064.txt`), and of each `MERGED` of those.
+Readers ignore a part whose bytes a merged one has.
 """
 
 from __future__ import annotations
@@ -52,9 +51,8 @@ class _Part:
 class Appender:
     """The one writer of a growing file; a context that makes the file at its beginning.
 
-    Attributes:
-        path: the local file, to which others may append as well; on an object store a temporary
-            copy, which a thread uploads.
+    `path` is the local file, to which others may append as well; on an object store a temporary
+    copy, which a thread uploads.
     """
 
     def __init__(self, url: str) -> None:
@@ -170,11 +168,7 @@ class Appender:
 
 
 class Tail:
-    """Reads a growing file from its beginning, or from byte `read`, then what was appended since.
-
-    Attributes:
-        read: number of bytes that were read or skipped.
-    """
+    """Reads a growing file from its beginning, or from byte `read`, then what was appended."""
 
     def __init__(self, url: str, read: int = 0) -> None:
         self._url, self.read = url, read

@@ -1,10 +1,9 @@
 """The build of an output that an attempt belongs to: never one begun with other default values.
 
 A build's id is a digest of its action and of the output it replaces. Actions leave out fields that
-have their default value, so after a change of a default the id alone would let an attempt resume
-shards made with the old value. Every build therefore records the full configurations of its
-attempts, and an attempt whose configuration conflicts with them belongs to another build. A field
-added since is no conflict; a run that finds an output without it records the field.
+have their default value, so every build records the full configurations of its attempts, and an
+attempt whose configuration conflicts with them belongs to another build. A field added since is no
+conflict; a run that finds an output without it records the field.
 
 A build also records the source files of each code of the step that worked on it. `--force` gives up
 an unfinished build and begins another one; a mark keeps later attempts from going back.
@@ -12,7 +11,6 @@ an unfinished build and begins another one; a mark keeps later attempts from goi
 
 from __future__ import annotations
 
-import itertools
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -59,16 +57,15 @@ def find_build(
 
     Args:
         replaces: attempt of the published output that is to be replaced; empty for none.
-        config: full canonical configuration.
         contents: names of the arguments that `action` has by content; their values may differ.
         forced: give up an unfinished build, unless it was begun by giving up another one: what
             `--force` has begun, `--force` resumes.
         claim: record the configuration in the build, and which one is given up.
     """
     conflicts: tuple[str, ...] = ()
-    given_up = ""
-    for number in itertools.count():
-        build = digests.build_id(action, replaces, number)
+    given_up, number = "", -1
+    while True:
+        build = digests.build_id(action, replaces, number := number + 1)
         directory = storage.join(root, DIRECTORY, build)
         names = storage.list_names(directory)
         if _GIVEN_UP in names:
@@ -81,7 +78,6 @@ def find_build(
             conflicts = conflicts or found
         else:
             return Build(build, conflicts, given_up)
-    raise AssertionError("unreachable")
 
 
 def _claim(
@@ -178,10 +174,7 @@ def _read_code(ledger: Ledger, code: str) -> dict[str, Any]:
 def changed_defaults(
     path: str, published: Manifest, config: Any, contents: Collection[str] = ()
 ) -> list[str]:
-    """Differences between the configurations of a published output and of a node, one line each.
-
-    Both have the same key or action, so the differences are changed defaults.
-    """
+    """Differences between the configurations of a published output and of a node of its key."""
     if fingerprint.same(published.config, config):
         return []
     lines = _difference(published.config, config, contents)

@@ -1,8 +1,7 @@
 """Copies of outputs of other stores, so that no output depends on a store that others clean.
 
 A copy has the key, content and directory name of the original, and its own files. It is made under
-the lease of its directory, a shard at a time: each is compared with its recorded digests and
-entered in a ledger, so a copy that was killed goes on where it ended.
+the lease of its directory and entered in a ledger, so one that was killed goes on where it ended.
 """
 
 from __future__ import annotations
@@ -31,9 +30,9 @@ def is_elsewhere(prefix: str, path: str) -> bool:
 def bring_home(prefix: str, path: str, theirs: Manifest) -> tuple[str, Manifest]:
     """A copy, in the store at `prefix`, of the output in `path` of another one and what it needs.
 
-    Returns (URL of its directory, its manifest). Raises `CorruptOutput` when a file or a needed
-    input is gone or has other bytes than were recorded, `InputError` when the store has other
-    content under this key.
+    Returns (URL of its directory, its manifest). `CorruptOutput` when a file or a needed input is
+    gone or differs from what was recorded, `InputError` when the store has other content under this
+    key.
     """
     if not is_elsewhere(prefix, path):
         return path, theirs
@@ -134,9 +133,7 @@ def _copy_file(source: str, target: str, file: File) -> None:
 
 
 def _headline(result: dict[str, Any], moved: list[tuple[str, str]]) -> dict[str, Any]:
-    lines = []
-    for line in map(str, result.get("headline", ())):
-        for old, new in moved if manifest.OUTPUT in line else ():
-            line = line.replace(old, new)
-        lines.append(line)
+    lines = [str(line) for line in result.get("headline", ())]
+    for old, new in moved:
+        lines = [line.replace(old, new) if manifest.OUTPUT in line else line for line in lines]
     return {"headline": lines} if lines else {}

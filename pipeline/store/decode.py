@@ -99,13 +99,9 @@ def _not_plain(tree: Any, path: str) -> Iterator[str]:
 def _not_finite(tree: Any, path: str) -> Iterator[str]:
     if isinstance(tree, float) and not math.isfinite(tree):
         yield path
-    parts = (
-        tree.items()
-        if isinstance(tree, dict)
-        else enumerate(tree if isinstance(tree, list) else ())
-    )
-    for name, part in parts:
-        yield from _not_finite(part, f"{path}.{name}" if path else str(name))
+    parts = dict(enumerate(tree)) if isinstance(tree, list) else tree
+    for name, part in parts.items() if isinstance(parts, dict) else ():
+        yield from _not_finite(part, f"{path}.{name}".strip("."))
 
 
 def _refuse_constant(name: str) -> float:

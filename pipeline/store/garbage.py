@@ -62,8 +62,8 @@ class Report:
 def find_garbage(store: Store, nodes: Iterable[Wanted], keep: Keep = _PRESETS_ONLY) -> Report:
     """The data that can be deleted from the store: what is not protected (see `protection`).
 
-    An output whose owner is unresponsive is garbage, and so is what it reads: `delete` watches the
-    lease first, for some time.
+    An output whose owner is unresponsive is garbage, and so is what it reads: `delete` watches
+    first.
     """
     asked = (frozenset(node.directory for node in nodes), keep)
     trees: dict[str, Tree] = {}

@@ -44,7 +44,7 @@ def _blocks(url: str, size: int | None) -> Iterator[bytes]:
 def problems(path: str, manifest: Manifest) -> Iterator[str]:
     """One line for each file or byte range of an output that differs from its manifest.
 
-    Reads every byte. Files that are not in the manifest are reported too; nothing reads them.
+    Files that are not in the manifest are reported too; nothing reads them.
     """
     home = manifest.home(path)
     if isinstance(manifest.shards, ShardTable):

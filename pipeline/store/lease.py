@@ -5,14 +5,13 @@ lease is a numbered object, `leases/000007.json`, created if absent; so of two t
 the number is a fencing token against the older owner. The owner counts heartbeats in `000007.beat`;
 `000007.done` releases the lease.
 
-The record has what its owner reads: `reads` names the directories of its inputs and the attempts
-that published them, which garbage collection leaves alone. The collector decides about outputs
-while it holds the lease of the store's `collecting`; a reader waits for that one after its own
-lease was created, and a run after its summary was. So one of the two always sees the other.
+The record has what its owner reads, which garbage collection leaves alone. The collector decides
+about outputs while it holds the lease of the store's `collecting`; a reader waits for that one
+after its own lease was created, and a run after its summary was. So one always sees the other.
 
 No wall clocks are compared. An owner is dead when it ran on this host and its process is gone
 (detected at once), or when its heartbeat count did not change for `STALE_SECONDS` of the observer's
-own monotonic clock. Every lease ends in one of these ways, so no manual cleanup is needed.
+own monotonic clock. So no manual cleanup is needed.
 """
 
 from __future__ import annotations
@@ -301,10 +300,7 @@ class Watch:
         return Lease(root, number) if won or read_owner(url).get("nonce") == nonce else None
 
     def held(self, roots: Iterable[str], *, wait: float = 0.0) -> list[str]:
-        """The steps whose leases are held; watches them together for `wait` seconds at most.
-
-        Returns earlier when it has seen a heartbeat of each owner that is left.
-        """
+        """The steps whose leases are held; watches them together for `wait` seconds at most."""
         deadline = time.monotonic() + wait
         left = list(roots)
         while True:

@@ -48,8 +48,7 @@ class Ledger:
     """The finished shards of one build of the step in directory `root`.
 
     Attributes:
-        code: digest of the step's code, of which `finished` and `add` reuse shards, besides those
-            of unknown code; empty to reuse all.
+        code: digest of the step's code, of which `finished` and `add` reuse shards; empty for any.
         keep: reuse shards of other code too.
     """
 
@@ -194,7 +193,7 @@ class Ledger:
         return self._parse(name, data), version
 
     def claim(self, name: str, attempt: str) -> Shard | None:
-        """Make `attempt` the owner of a finished shard; None when the shard was dropped.
+        """Make `attempt` the owner of a finished shard of any code; None when it was dropped.
 
         Raises `WorkerLost` when a newer attempt owns it.
         """

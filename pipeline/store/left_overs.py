@@ -1,8 +1,7 @@
 """Find the paths in an output's directory that no manifest needs, and delete them after a build.
 
 They are deleted only under the output's lease, and only those of attempts with the lease's number
-or a lower one: so the owner of lease n deletes no files of a later attempt, even if it was paused
-in between.
+or a lower one: so the owner of lease n deletes no files of a later attempt.
 """
 
 from __future__ import annotations
@@ -21,10 +20,9 @@ _KEPT_OF_AN_ATTEMPT = ("log.txt", "logs", FAILURE, KEEP)
 
 
 class Tree:
-    """Everything under a directory at one moment.
+    """Everything under a directory at one moment, links and empty directories too.
 
-    `entries` are by path relative to `root`: (bytes, Unix time of the last write); links and empty
-    directories are entries too.
+    `entries` are by path relative to `root`: (bytes, Unix time of the last write).
     """
 
     def __init__(self, root: str) -> None:
@@ -88,11 +86,8 @@ def unneeded(
     """Paths in an output's directory that no manifest needs, in the order to delete them.
 
     Empty while nothing is published. Shards of an unfinished rebuild are kept, to resume from.
-
-    Args:
-        mine: whether data of the attempt of this name may be deleted.
-        stays: whether the shards of this manifest, which a rebuild replaced, are protected.
-        thorough: read every ledger record, even when there is only one ledger.
+    `mine` says whether data of an attempt may be deleted, `stays` whether the shards of a manifest
+    that a rebuild replaced are protected; `thorough` reads every ledger record.
     """
     if published is None:
         return []

@@ -1,8 +1,7 @@
 """Files on this machine's disks.
 
-A disk can fail for a moment (a network file system does), so every operation is retried. Only the
-errors about a missing or existing file are answers: a directory that could not be listed is not an
-empty directory.
+Every operation is retried, as a network file system can fail for a moment. Only the errors about a
+missing or existing file are answers.
 """
 
 from __future__ import annotations
@@ -84,10 +83,7 @@ class Disk:
         return with_retries(self.path, once)
 
     def create(self, data: bytes, durable: bool) -> bool:
-        """By `os.link` of a finished temporary file, which unlike a rename fails if `path` exists.
-
-        Without hard links (exFAT, SMB), a rename that replaces nothing does the same.
-        """
+        """By `os.link` of a finished temporary file: unlike a rename, it fails if `path` exists."""
         tries: list[str] = []
 
         def once() -> bool:

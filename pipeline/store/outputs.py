@@ -1,8 +1,7 @@
 """Finding outputs: in the user's own store, and then in shared stores, which are only read.
 
-`find` looks up an output by the node's key. `same` looks it up by the node's action digest: when an
-input was built again, or with another configuration, and has the same content as before, the
-output made from it before is still valid (early cutoff).
+`find` looks up an output by the node's key, `same` by its action digest: when an input was built
+again and has the same content as before, the output made from it is still valid (early cutoff).
 """
 
 from __future__ import annotations
@@ -47,8 +46,7 @@ class Found:
 
     def headline(self, labels: Mapping[str, str]) -> list[str]:
         """Lines about the output to display; `labels` are a graph's, by the steps' keys."""
-        home = self.manifest.home(self.path)
-        lines = self.manifest.result.get("headline", ())
+        home, lines = self.manifest.home(self.path), self.manifest.result.get("headline", ())
         lines = [lines] if isinstance(lines, str) else lines
         return [manifest.fill(str(line), home, labels) for line in lines]
 
@@ -77,8 +75,7 @@ class Store:
     def find(self, node: Wanted) -> Found | None:
         """The node's output, from the first store that has it.
 
-        Raises `CorruptOutput` when it is in the user's own store but differs from what was
-        recorded.
+        `CorruptOutput` when it is in the user's own store but differs from what was recorded.
         """
         path = self.path(node)
         own = manifest.load_keyed(path, node.key)

@@ -48,10 +48,7 @@ def in_order(function: Callable[[T], R], items: Iterable[T], at: str) -> Iterato
 
 
 def list_together(home: str, directories: Collection[str]) -> dict[str, int]:
-    """Sizes by path below `home` of all files under these directories, by one listing.
-
-    It may be out of date: request an object that it lacks before treating it as missing.
-    """
+    """Sizes by path below `home` of all files under these directories, by one listing."""
     if not directories:
         return {}
     several = len(set(directories)) > 1

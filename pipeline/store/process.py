@@ -1,7 +1,6 @@
 """Which process a record in a store names, and whether it has ended: certain on one host only.
 
-Elsewhere a process is known by its heartbeats, and their age is a difference of times of the store:
-no clocks of two machines are compared.
+Elsewhere a process is known by its heartbeats, and their age is a difference of times of the store.
 """
 
 from __future__ import annotations

@@ -46,8 +46,8 @@ class Published:
         error: why its manifest cannot be read; None when it can, or there is none.
         needs: directories of the inputs that it needs to be used; for an alias that lacks some, the
             output that it refers to is one of them.
-        files: directory with its files when it is an alias, else empty.
-        paths: what of it the manifest lists, see `Manifest.named_paths`.
+        files: directory with its files when it is an alias, else empty; `paths` is what of it the
+            manifest lists, see `Manifest.named_paths`.
         manifest: the manifest itself, of the first `_HELD` outputs of a store.
     """
 
@@ -80,7 +80,6 @@ class Protection:
     Attributes:
         paths: by output: what of it the manifests of other outputs list.
         since: by output: the oldest attempt that a live lease may read.
-        published: every output of the store.
     """
 
     outputs: frozenset[str]

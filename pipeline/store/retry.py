@@ -1,10 +1,9 @@
 """Retrying after transient errors: one policy for disks, object stores and sources.
 
 An operation is retried with exponential back-off and jitter until its deadline. A host that never
-answered this process (its name does not resolve, it refuses connections) has the short deadline
-`UNREACHABLE_SECONDS`, since the address is most likely wrong; one that has answered before keeps
-the long one. A cancellation ends a wait for a source within `CANCEL_SECONDS`, and none for a store,
-which a stop waits for. Long waits are reported.
+answered this process has the short deadline `UNREACHABLE_SECONDS`, since the address is most likely
+wrong. A cancellation ends a wait for a source within `CANCEL_SECONDS`, and none for a store, which
+a stop waits for. Long waits are reported.
 """
 
 from __future__ import annotations
@@ -39,13 +38,9 @@ logger = logging.getLogger("ponente")
 
 @dataclass(frozen=True)
 class Policy:
-    """How long an operation is retried.
+    """How long an operation is retried: seconds from the first attempt, and between two attempts.
 
-    Attributes:
-        seconds: deadline, from the first attempt.
-        first, longest: first pause in seconds, and the longest one.
-        cancellable: whether a cancellation ends it. Not for a store: a stop waits for what is being
-            saved there, however slowly.
+    `cancellable` is not for a store: a stop waits for what is being saved there, however slowly.
     """
 
     seconds: float
@@ -56,10 +51,7 @@ class Policy:
 
 
 def pauses(first: float, longest: float) -> Iterator[float]:
-    """Pauses that double from `first` to `longest`, each times a random factor of 0.5 to 1.5.
-
-    The jitter keeps clients that failed together from retrying together.
-    """
+    """Pauses that double from `first` to `longest`, each times a random factor of 0.5 to 1.5."""
     while True:
         yield first * random.uniform(0.5, 1.5)
         first = min(2 * first, longest)
@@ -79,12 +71,7 @@ def seconds_of(variable: str, default: float, least: float = 0.0) -> float:
     return seconds
 
 
-@dataclass(frozen=True)
-class _Scope:
-    cancelled: Callable[[], bool]
-    report: Emit | None
-
-
+_Scope = tuple[Callable[[], bool], Emit | None]  # whether it is cancelled, reports of long waits
 # Global and not per thread: requests to object stores run in another thread, that of fsspec.
 _scopes: list[_Scope] = []
 _reached: set[str] = set()
@@ -94,7 +81,7 @@ _lock = threading.Lock()
 @contextlib.contextmanager
 def scope(cancelled: Callable[[], bool], report: Emit | None = None) -> Iterator[None]:
     """While the block runs, retries in this process check `cancelled` and report long waits."""
-    mine = _Scope(cancelled, report)
+    mine = (cancelled, report)
     with _lock:
         _scopes.append(mine)
     try:
@@ -104,9 +91,9 @@ def scope(cancelled: Callable[[], bool], report: Emit | None = None) -> Iterator
             _scopes.remove(mine)
 
 
-def _current() -> _Scope | None:
+def _current() -> _Scope:
     with _lock:
-        return _scopes[-1] if _scopes else None
+        return _scopes[-1] if _scopes else (lambda: False, None)
 
 
 def unreachable(error: BaseException | None) -> bool:
@@ -144,8 +131,8 @@ class Retry:
         """Raise `Cancelled` once the cancellation is older than `CANCEL_SECONDS`."""
         if not self._policy.cancellable:
             return
-        current, now = _current(), time.monotonic()
-        if self._cancelled is None and current is not None and current.cancelled():
+        now = time.monotonic()
+        if self._cancelled is None and _current()[0]():
             self._cancelled = now
         if self._cancelled is not None and now - self._cancelled >= CANCEL_SECONDS:
             raise Cancelled(f"{self.what}: cancelled after {self._attempts} attempts")
@@ -179,9 +166,8 @@ class Retry:
         if now - self._reported < REPORT_SECONDS:
             return
         self._reported = now
-        current = _current()
-        if current is not None and current.report is not None:
-            current.report(events.Retrying(self.what, cause, self._attempts, spent))
+        if (report := _current()[1]) is not None:
+            report(events.Retrying(self.what, cause, self._attempts, spent))
         line = "retrying: %s, %s, attempt %d, %.0f s"
         logger.warning(line, self.what, cause, self._attempts, spent)
 

@@ -1,9 +1,8 @@
 """The summary of a run: one object beside its event log, which its driver writes again and again.
 
 It has what the events said so far, how many bytes of the log those are, and which process the
-driver is. So readers need one object and the end of the log, and each new write of it is a
-heartbeat of the run. The first is written before the run looks at any output, so that garbage
-collection leaves alone what the run may read.
+driver is; each new write of it is a heartbeat of the run. The first is written before the run looks
+at any output, so that garbage collection leaves alone what the run may read.
 """
 
 from __future__ import annotations

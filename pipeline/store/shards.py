@@ -1,9 +1,8 @@
 """The shards of an output and their files, and the table that lists them when they are many.
 
 A manifest contains up to `INLINE` shards itself. More are in a table: a file of JSON lines in the
-attempt that published, one line per shard, sorted by name. The manifest has its path and SHA-256,
-so that the table is part of the manifest: it is written before, never changed, and needed as long.
-It is read when a shard is first asked for, once per process.
+attempt that published, one line per shard, sorted by name. The manifest has its path and SHA-256;
+it is written before, never changed, and read when a shard is first asked for, once per process.
 """
 
 from __future__ import annotations
@@ -97,7 +96,7 @@ class Table(Stored, frozen=True):
 class ShardTable(Sequence[Shard]):
     """The shards in a table, sorted by name; each is decoded when it is asked for.
 
-    Every access raises `CorruptOutput` when the table is missing or is not the one recorded, and
+    Every access raises `CorruptOutput` when the table is not the one recorded, and
     `StoreUnavailable` when its store cannot be reached.
     """
 
@@ -213,10 +212,7 @@ def _read(url: str, table: Table) -> _Rows:
 
 
 def keep_shards(root: str, attempt: str, shards: Sequence[Shard]) -> Sequence[Shard]:
-    """The shards, sorted by name, for a manifest in the step directory `root`.
-
-    If they are many, they are in a table, which is written for the attempt that publishes.
-    """
+    """The shards, sorted by name, for a manifest in `root`; of many, their table, written now."""
     if len(shards) <= INLINE:
         return shards
     data = b"".join(

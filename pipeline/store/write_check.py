@@ -45,8 +45,8 @@ _ELSEWHERE = "; give the --prefix of a local disk, gs:// or s3://"
 def check_writable(prefix: str) -> str:
     """Create, replace and delete a small object under `prefix`, as publishing an output does.
 
-    Returns what is weak about the store, though no output is lost by it. Raises `InputError` when
-    it cannot be written or lacks what the protocol needs, `StorageError` for another refusal.
+    Returns what is weak about the store, though no output is lost by it. `InputError` when it
+    cannot be written or lacks what the protocol needs.
     """
     folder = storage.join(prefix, f".write-check-{uuid.uuid4().hex}")
     if storage.is_local(prefix):

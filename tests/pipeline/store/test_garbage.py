@@ -31,6 +31,22 @@ def _files(directory):
     return {p.relative_to(directory).as_posix() for p in directory.rglob("*") if p.is_file()}
 
 
+def _held(root):
+    """The lease on a step."""
+    return lease.acquire(str(root), published=lambda: False, waiting=lambda _: None)
+
+
+def _clean(root, wanted):
+    """As gc does for the graph of a node, or as the publishing attempt tidies up."""
+    if wanted is not None:
+        store = Store(str(root.parent))
+        delete(store, find_garbage(store, topological([wanted])).garbage)
+        return
+    held = _held(root)
+    tidy(str(root), held, "000002-mine", lost=False)
+    held.release()
+
+
 @pytest.mark.parametrize("collect", [False, True])
 def test_of_another_attempt_the_data_goes_and_what_people_look_at_stays(tmp_path, collect):
     """As the publishing attempt tidies up, and as gc does."""
@@ -40,13 +56,7 @@ def test_of_another_attempt_the_data_goes_and_what_people_look_at_stays(tmp_path
     attempt = root / "attempts" / "000000-dead"
     for name in (*KEPT, *DATA):
         storage.write_atomic(str(attempt / name), b"x")
-    if collect:
-        store = Store(str(tmp_path))
-        delete(store, find_garbage(store, topological([node])).garbage)
-    else:
-        held = lease.acquire(str(root), published=lambda: False, waiting=lambda _: None)
-        tidy(str(root), held, "000002-mine", lost=False)
-        held.release()
+    _clean(root, node if collect else None)
     assert _files(attempt) == set(KEPT)
     assert executed(str(tmp_path), numbers(count=4)) == []
 
@@ -55,7 +65,7 @@ def test_a_builder_that_was_replaced_deletes_nothing_of_its_successor(tmp_path):
     """It wakes up after another process took the lease over and wrote shards of a rebuild."""
     bring_up(str(tmp_path), numbers(count=4))
     root = tmp_path / as_node(numbers(count=4)).directory
-    held = lease.acquire(str(root), published=lambda: False, waiting=lambda _: None)
+    held = _held(root)
     held.stop()
     later = root / "attempts" / f"{held.number + 1:06d}-later"
     older = root / "attempts" / "000000-older"
@@ -90,7 +100,7 @@ def test_an_output_that_is_being_built_is_left(tmp_path):
     before = _files(root)
     found = find_garbage(store, [])
     assert [item.url for item in found.garbage] == [str(root)]
-    held = lease.acquire(str(root), published=lambda: False, waiting=lambda _: None)
+    held = _held(root)
     assert find_garbage(store, []).garbage == []
     freed, left = delete(store, found.garbage)
     assert freed == 0
@@ -156,13 +166,7 @@ def test_temporary_files_of_killed_writers_go_and_those_of_live_ones_stay(tmp_pa
         path.write_bytes(b"half of a rec")
     for path in old:
         os.utime(path, (time.time() - 90_000,) * 2)
-    if collect:
-        store = Store(str(tmp_path))
-        delete(store, find_garbage(store, topological([node])).garbage)
-    else:
-        held = lease.acquire(str(root), published=lambda: False, waiting=lambda _: None)
-        tidy(str(root), held, "000002-mine", lost=False)
-        held.release()
+    _clean(root, node if collect else None)
     assert [path for path in old if path.exists()] == []
     assert all(path.exists() for path in young)
     assert executed(str(tmp_path), numbers(count=4)) == []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import threading
 import uuid
 from collections.abc import Callable
@@ -123,25 +122,3 @@ def test_what_is_absent(root):
     storage.delete_tree(url)
     with pytest.raises(FileNotFoundError):
         storage.read_bytes(url)
-
-
-def _race_process(directory: str, barrier, wins) -> None:
-    for round_ in range(20):
-        barrier.wait()
-        if storage.create(f"{directory}/{round_}", b"x" * 4096):
-            wins.put(round_)
-
-
-def test_of_racing_processes_one_creates_on_a_disk(tmp_path):
-    """Two processes, twenty races, twenty winners."""
-    context = multiprocessing.get_context("spawn")
-    barrier, wins = context.Barrier(2), context.Queue()
-    processes = [
-        context.Process(target=_race_process, args=(str(tmp_path), barrier, wins)) for _ in range(2)
-    ]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(60)
-    assert sorted(wins.get() for _ in range(20)) == list(range(20))
-    assert wins.empty()

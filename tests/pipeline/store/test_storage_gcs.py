@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import multiprocessing
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -87,33 +86,6 @@ def test_create_is_conditional_whatever_the_size(server, size):
     assert len(sent) == 2
     assert all(query["ifGenerationMatch"] == "0" for query in sent)
     assert contents(server) == {"store/record": data}
-
-
-def _race_process(number: int, barrier, wins) -> None:
-    object_storage.FIRST_WAIT_SECONDS = 0.002
-    for round_ in range(20):
-        barrier.wait()
-        if storage.create(f"{ROOT}/{round_}", f"{number}".encode()):
-            wins.put((round_, number))
-
-
-@pytest.mark.slow
-def test_of_racing_processes_one_creates(server):
-    """Four processes, twenty races, twenty winners; the first ten winners' answers are lost."""
-    server.faults = Faults(lose=10)
-    context = multiprocessing.get_context("spawn")
-    barrier, wins = context.Barrier(4), context.Queue()
-    processes = [context.Process(target=_race_process, args=(n, barrier, wins)) for n in range(4)]
-    for process in processes:
-        process.start()
-    won = dict(wins.get(timeout=60) for _ in range(20))
-    for process in processes:
-        process.join(60)
-    assert [process.exitcode for process in processes] == [0] * 4
-    assert sorted(won) == list(range(20))
-    assert wins.empty()
-    assert server.faults.lose == 0
-    assert contents(server) == {f"store/{n}": str(won[n]).encode() for n in range(20)}
 
 
 def test_a_create_whose_answer_was_lost_is_ours(server):
