@@ -1,11 +1,9 @@
 """The transformer: embedding, a scanned stack of pre-norm blocks, a final norm, the output head.
 
-All blocks are one module whose arrays have a "layers" axis (`hax.Stacked`). Remat wraps each
-block in `jax.checkpoint` and is an argument of the call; Stacked's own setting would be part of the
-model.
-
-Parameters are initialized in float32. A forward pass multiplies in the dtype of the parameters that
-it is given (see `models.layers.norms.cast`); norm statistics, softmax and logits are float32.
+All blocks are one module whose arrays have a "layers" axis (`hax.Stacked`). Remat wraps each block
+in `jax.checkpoint`. Parameters are initialized in float32. A forward pass multiplies in the dtype
+of the parameters that it is given (see `models.layers.norms.cast`); norm statistics, softmax and
+logits are float32.
 """
 
 from __future__ import annotations
@@ -98,10 +96,8 @@ class Block(eqx.Module):
     ) -> tuple[NamedArray, tuple[NamedArray, NamedArray]]:
         """The residual stream after the block, and the block's keys and values for a KV cache.
 
-        Args:
-            x: the residual stream; the result has its axes, in their order, and its dtype.
-            angles: see `Attention.heads`.
-            attend: attention between the positions of `x`, or to a KV cache.
+        `angles` are those of `Attention.heads`; `attend` is attention between the positions of `x`,
+        or to a KV cache. The result has the axes of `x`, in their order, and its dtype.
         """
         x = hax.tree_checkpoint_name(x, BLOCK_INPUT)
         attention_input = hax.tree_checkpoint_name(self.attention_norm(x), "attention_input")
@@ -164,14 +160,6 @@ class Transformer(eqx.Module):
             tokens: int32 [batch, position], ids inside the vocabulary: this is not checked.
             segment_ids: int32 [batch, position]; position i attends to the positions 0..i with its
                 id, and learned positions begin anew with each id. Default: one segment.
-            forward: how to compute it.
-
-        Returns:
-            Hidden states in the parameters' dtype.
-
-        Raises:
-            InputError: the remat setting is unknown, the back end cannot run these shapes, or
-                sequences are longer than the learned positions.
         """
         order = FEATURES_FIRST if forward.features_first else TOKENS_FIRST
         restarts = None
@@ -210,14 +198,8 @@ class Transformer(eqx.Module):
     ) -> tuple[NamedArray, NamedArray | None]:
         """The input of the first block, with its axes in `order`, and rotary angles or None.
 
-        Args:
-            tokens: int32 [batch, position]; [batch] for one position of each row.
-            order: axes of the result, those of `tokens` and embed.
-            mesh_axes: see `Forward`.
-            positions: int32 with the axes of `tokens`; default: each token's index in its row.
-
-        Raises:
-            InputError: sequences are longer than the learned positions.
+        `tokens` are int32 [batch, position], or [batch] for one position of each row; `positions`
+        have their axes, by default each token's index in its row.
         """
         at = tokens.resolve_axis(POSITION) if positions is None else positions
         tokens = tokens.rearrange((BATCH, ...))
@@ -255,10 +237,7 @@ class Transformer(eqx.Module):
         *,
         forward: Forward = DEFAULT,
     ) -> NamedArray:
-        """Float32 next-token logits [batch, position, vocab], without the vocabulary's padding.
-
-        Arguments and errors as for `hidden`.
-        """
+        """Float32 next-token logits [batch, position, vocab], without the vocabulary's padding."""
         hidden = self.hidden(tokens, segment_ids, forward=forward)
         return self.logits_of(hidden).rearrange((BATCH, POSITION, VOCAB))
 

@@ -46,7 +46,7 @@ from jax.experimental import multihost_utils
 
 from data.cache.shard_io import RETRY_SECONDS, TIMEOUT_S
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("ponente.watchdog")
 
 
 class StopSignal:
@@ -94,8 +94,6 @@ class StopSignal:
         return not self._many and self._stopping
 
 
-logger = logging.getLogger("ponente.watchdog")
-
 EXIT_CODE = 75  # EX_TEMPFAIL of sysexits.h: a retry may help
 FACTOR = 20.0
 PATIENCE = 30.0
@@ -141,13 +139,9 @@ class _Heartbeat:
 class Watchdog:
     """Context that ends the process when neither `beat` nor `phase` is called for too long.
 
-    Args:
-        seconds: lower bound of the timeout between two steps.
-        index, count: this process among all.
-        board: None for a single process.
-        on_end: called in a thread with the report before the process ends; its errors are ignored,
-            and the watchdog waits at most `ON_END_SECONDS` for it.
-        end, clock: end the process, and monotonic seconds; for tests.
+    `board` is None for a single process. `on_end` is called in a thread with the report before the
+    process ends; its errors are ignored, and the watchdog waits at most `ON_END_SECONDS` for it.
+    `end` and `clock` are for tests.
     """
 
     def __init__(
@@ -161,13 +155,8 @@ class Watchdog:
         end: Callable[[int], None] = os._exit,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._seconds = seconds
-        self._index = index
-        self._count = count
-        self._board = board
-        self._on_end = on_end
-        self._end = end
-        self._clock = clock
+        self._seconds, self._index, self._count = seconds, index, count
+        self._board, self._on_end, self._end, self._clock = board, on_end, end, clock
         # Replaced as a whole: the watching thread never reads a phase with another phase's time.
         self._heartbeat = _Heartbeat("starting", 0, clock())
         self._others_long_until = clock()  # when another process was last in a long phase
@@ -227,7 +216,9 @@ class Watchdog:
                     2 * allowed + 60.0, exit=True, file=sys.__stderr__ or sys.stderr
                 )
             others = self._exchange(heartbeat, idle)
-            if heartbeat.phase in _STEP_PHASES and _any_in_long_phase(others):
+            if heartbeat.phase in _STEP_PHASES and any(
+                at["phase"] not in _STEP_PHASES for at in _progress(others).values()
+            ):
                 self._others_long_until = self._clock()
             idle = min(idle, self._clock() - self._others_long_until)
             if self._closed.is_set():
@@ -235,7 +226,12 @@ class Watchdog:
                 faulthandler.cancel_dump_traceback_later()
                 return
             if idle > allowed and heartbeat is self._heartbeat:
-                self._finish(_reason(self._index, heartbeat, idle, allowed), others, first=True)
+                reason = (
+                    f"process {self._index} made no progress for {idle:.0f} s in "
+                    f"{heartbeat.phase!r} after step {heartbeat.step} (allowed: {allowed:.0f} s; "
+                    "TrainConfig.watchdog_seconds)"
+                )
+                self._finish(reason, others, first=True)
                 return
             if (reason := others.get("end")) is not None:
                 self._finish(reason, others, first=False)
@@ -275,13 +271,6 @@ class Watchdog:
             self._on_end(report)
 
 
-def _reason(index: int, heartbeat: _Heartbeat, idle: float, allowed: float) -> str:
-    return (
-        f"process {index} made no progress for {idle:.0f} s in {heartbeat.phase!r} after "
-        f"step {heartbeat.step} (allowed: {allowed:.0f} s; TrainConfig.watchdog_seconds)"
-    )
-
-
 def _progress(board: dict[str, str]) -> dict[int, dict[str, Any]]:
     """Step, phase and seconds without progress of every process on the board, by index."""
     return {
@@ -289,10 +278,6 @@ def _progress(board: dict[str, str]) -> dict[int, dict[str, Any]]:
         for name, text in board.items()
         if name.startswith("process/")
     }
-
-
-def _any_in_long_phase(board: dict[str, str]) -> bool:
-    return any(at["phase"] not in _STEP_PHASES for at in _progress(board).values())
 
 
 def _progress_lines(board: dict[str, str]) -> list[str]:

@@ -34,9 +34,8 @@ def decay_mask(model: Any, *, tables: bool = False) -> Any:
     """True where weight decay applies, one bool per named parameter of `model`.
 
     It applies to matrices: parameters with at least two axes besides "layers"; not to norms, biases
-    and embeddings, unless `tables`. A rare token's row gets a notable gradient only when the token
-    occurs, and decay would shrink it in between, also where the table is the output head.
-    `TrainConfig.z_loss` bounds the size of logits instead.
+    and embeddings, unless `tables`: a rare token's row gets a notable gradient only when the token
+    occurs, and decay would shrink it in between. `TrainConfig.z_loss` bounds the logits instead.
     """
     other = [word for word in NOT_MATRICES if not (tables and word == "embedding")]
     decays = functools.partial(is_matrix, other=other)
@@ -58,9 +57,8 @@ def keep_moments_in(
 ) -> optax.GradientTransformation:
     """`inner` with its moments stored in `dtype` between steps and computed in float32.
 
-    optax has such an option for first moments only (`mu_dtype`); its second moment of Adam has the
-    parameters' dtype. Moments are the named arrays of the state; counts and coefficients are plain
-    arrays and keep their dtype.
+    Moments are the named arrays of the state; counts and coefficients are plain arrays and keep
+    their dtype. optax has such an option for first moments only (`mu_dtype`).
     """
 
     def cast(state: Any, to: Any) -> Any:
@@ -120,8 +118,6 @@ def schedule(config: OptimizerConfig, steps: int) -> Schedule:
     - "wsd": the peak, then as "linear" over the tail (`OptimizerConfig.decay`)
     - "inverse_sqrt": `peak * max(sqrt(max(W, 1) / (s + 1)), min_ratio)`
     - "constant": the peak
-
-    Raises `InputError` when warmup and decay do not fit into `steps`.
     """
     warmup, tail = config.phases(steps)
     if config.schedule in ("cosine", "linear"):
@@ -212,10 +208,7 @@ def muon_directions(config: OptimizerConfig) -> optax.GradientTransformation:
 
 
 def shape_factor(array: hax.NamedArray, rms: float | None) -> float:
-    """The factor for a direction with singular values of 1, see `OptimizerConfig.muon_rms`.
-
-    `optax.contrib.muon` computes the same factor in a private function.
-    """
+    """The factor for a direction with singular values of 1, see `OptimizerConfig.muon_rms`."""
     fan_in, fan_out = (math.prod(array.axes[i].size for i in side) for side in matrix_axes(array))
     if rms is None:
         return math.sqrt(max(1.0, fan_out / fan_in))

@@ -60,8 +60,7 @@ class Preflight:
         arguments_gib: state and batch.
         temporaries_gib: intermediates, without those offloaded to the host.
         host_gib: host memory; None when it does not fit.
-        estimate_gib: estimate of `training.cost.memory_estimate` by content; compare its sum with
-            `need_gib`.
+        estimate_gib: estimate of `training.cost.memory_estimate` by content.
     """
 
     fits: bool
@@ -167,9 +166,6 @@ def describe(slice_name: str) -> list[jax.Device]:
 
     Sets the environment variables that let libtpu compile without a TPU. Variables that are already
     set stay, except TPU_ACCELERATOR_TYPE.
-
-    Raises:
-        InputError: the name is unknown or libtpu is not installed.
     """
     found, topology = _topology(slice_name)
     tpu = found.tpu
@@ -179,7 +175,9 @@ def describe(slice_name: str) -> list[jax.Device]:
             "and found none; pip install 'ponente[tpu]' (Linux, x86-64)"
         )
     sides = [int(side) for side in topology.split("x")]
-    _set_environment(f"{tpu.google_name}-{math.prod(sides) * tpu.cores}")
+    os.environ["TPU_ACCELERATOR_TYPE"] = f"{tpu.google_name}-{math.prod(sides) * tpu.cores}"
+    for name, value in _WITHOUT_TPU.items():
+        os.environ.setdefault(name, value)
     # Imported after the environment is set, because JAX reads JAX_PLATFORMS at import.
     from jax.experimental import topologies
 
@@ -220,18 +218,14 @@ def _topology(slice_name: str) -> tuple[Slices, str]:
     )
 
 
-def _set_environment(accelerator_type: str) -> None:
-    os.environ["TPU_ACCELERATOR_TYPE"] = accelerator_type
-    for name, value in {
-        "JAX_PLATFORMS": "cpu",
-        "TPU_SKIP_MDS_QUERY": "1",
-        "TPU_WORKER_HOSTNAMES": "localhost",
-        "TPU_WORKER_ID": "0",
-        # libtpu locks the machine's TPU for one process, but compiling does not use the TPU.
-        "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
-    }.items():
-        os.environ.setdefault(name, value)
-
+_WITHOUT_TPU = {
+    "JAX_PLATFORMS": "cpu",
+    "TPU_SKIP_MDS_QUERY": "1",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "TPU_WORKER_ID": "0",
+    # libtpu locks the machine's TPU for one process, but compiling does not use the TPU.
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+}
 
 _ROOT = Path(__file__).parents[1]
 _CODE = ("models", "training")  # with `pipeline/accelerators.py`, all code that makes the program
@@ -257,21 +251,16 @@ def check(
 ) -> dict[str, Any]:
     """The compiler's verdict: the fields of `training.preflight.Preflight`.
 
-    `show` is called with a line of progress every 10 seconds while the compiler runs.
-
-    Raises:
-        InputError: the compiler failed for another reason than too little memory, or took longer
-            than 30 minutes.
+    `show` is called with a line of progress every 10 seconds while the compiler runs. Refuses, with
+    `InputError`, where it failed for another reason than too little memory, or took 30 minutes.
     """
     parts = {"model": model, "optimizer": optimizer, "train": train}
     fields = {name: dataclasses.asdict(part) for name, part in parts.items()}
     request = json.dumps({**fields, "slice": slice_name}, sort_keys=True)
     name = hashlib.sha256(f"{request}{_compiler_inputs()}".encode()).hexdigest()
     cached = os.path.join(cache_directory(), "compiled", f"{name}.json")
-    try:
+    with contextlib.suppress(FileNotFoundError, ValueError):
         return json.loads(storage.read_bytes(cached))
-    except (FileNotFoundError, ValueError):
-        pass
     found = _compile(request, slice_name, show)
     storage.write_atomic(cached, json.dumps(found).encode())
     return found

@@ -39,13 +39,7 @@ def choose_backend(
     Args:
         requested: "auto" or one of `BACKENDS`.
         platform: of the devices that will run the program: "tpu", "cpu" or "gpu" (NVIDIA).
-        position: tokens per sequence.
-        segments: whether attention stops at document boundaries.
-        dtype: dtype of queries, keys and values.
         sequence_shards: devices that share the positions of one sequence.
-
-    Raises:
-        InputError: `requested` is unknown or cannot run here.
     """
     if requested not in ("auto", *BACKENDS):
         raise InputError(

@@ -1,14 +1,12 @@
 """Causal attention in plain JAX that materializes one block of scores at a time.
 
-FlashAttention-2 (Dao, 2023, arXiv:2307.08691, algorithms 1 and 2) over square blocks of scores: an
-online softmax rescales its running sums at each key block, and the backward pass recomputes each
-block of scores from the saved log-sum-exp. Fully masked blocks are skipped. This back end serves
-devices and shapes without a kernel.
+FlashAttention-2 (Dao, 2023, arXiv:2307.08691, algorithms 1 and 2) over square blocks of scores;
+fully masked ones are skipped. This back end serves devices and shapes without a kernel.
 
 Scores are stored as [keys, queries]: the matmuls that take a block of scores, or of their
-gradients, then read it along its rows, and the softmax's maximum and sum reduce over a major axis,
-which vectorizes. Suffixes of names: B batch, P position, G kv_heads, R q_per_kv, D head_size, K and
-Q key and query positions of one block.
+gradients, then read it along its rows, and the softmax reduces over a major axis, which vectorizes.
+Suffixes of names: B batch, P position, G kv_heads, R q_per_kv, D head_size, K and Q key and query
+positions of one block.
 """
 
 from __future__ import annotations
@@ -66,14 +64,9 @@ class _Plan(NamedTuple):
 
 def blockwise(q: Array, k: Array, v: Array, mask: Mask, *, block: int | None = None) -> Array:
     """Attention output with the axes and dtype of `q`; softmax statistics are float32.
-
-    Memory beyond inputs and output: a few times batch * heads * block^2 float32 scores.
-
-    Args:
-        q: scaled queries [batch, position, kv_heads, q_per_kv, head_size].
-        k, v: keys and values [batch, position, kv_heads, head_size], in the queries' dtype.
-        mask: see `Mask`.
-        block: maximum positions in a block; None for the faster size on a CPU.
+    `q` are scaled queries [batch, position, kv_heads, q_per_kv, head_size], `k` and `v` [batch,
+    position, kv_heads, head_size] in their dtype. A block has at most `block` positions, by default
+    as many as are faster on a CPU.
     """
     position = q.shape[1]
     blocks = -(-position // (block or (BLOCK if position >= LONG else SHORT_BLOCK)))

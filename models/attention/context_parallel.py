@@ -2,9 +2,7 @@
 
 Three schemes, inside `jax.shard_map` over the mesh axes that divide the positions:
 
-- "heads": an all-to-all exchanges positions for heads (Jacobs et al., 2023, arXiv:2309.14509);
-  each device computes all positions of its share of the heads. Every device has the same work, and
-  none has all keys and values.
+- "heads": an all-to-all exchanges positions for heads (Jacobs et al., 2023, arXiv:2309.14509).
 - "zigzag": where the heads are not divisible, each device all-gathers keys and values. It computes
   one chunk of queries from the front of the sequence and one from the back, so that causal
   attention costs every device the same (Dubey et al., 2024, arXiv:2407.21783, section 3.3.2).
@@ -73,8 +71,7 @@ class Exchange:
         """(source, destination) devices of the first (0) or second (1) chunk of every device.
 
         Device d holds chunks 2d and 2d + 1. Even chunks of the front half go to even devices, those
-        of the back half to odd devices. Each device therefore receives exactly one even chunk: one
-        permutation moves all even chunks, a second one all odd chunks.
+        of the back half to odd devices: each device receives one even and one odd chunk.
         """
         chunks = range(which, 2 * self.shards, 2)
         return [

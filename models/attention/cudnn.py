@@ -1,10 +1,9 @@
 """Causal attention by cuDNN's fused kernels, on NVIDIA GPUs.
 
-They are called as `jax.nn.dot_product_attention` calls them, in bfloat16 or float16, and under
-`jax.shard_map` where batch and heads are sharded. The differentiation rules are JAX's, called from
-our own `jax.custom_vjp`: JAX's saves the output and the log-sum-exp without a checkpoint name, and
-a remat policy that saves by name would then run the forward kernel twice. The two rules are private
-to JAX; pyproject caps jax, and a test checks that our calls equal those of JAX's own rule.
+They are called as `jax.nn.dot_product_attention` calls them. The differentiation rules are JAX's,
+called from our own `jax.custom_vjp`: JAX's saves the output and the log-sum-exp without a
+checkpoint name, and a remat policy that saves by name would then run the forward kernel twice. The
+rules are private to JAX; pyproject caps jax, and a test checks that our calls equal JAX's own.
 """
 
 from __future__ import annotations

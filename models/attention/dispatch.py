@@ -1,11 +1,11 @@
 """Causal grouped-query attention: one entry point, several back ends.
 
 `reference` is plain Haliax and materializes all scores in float32. `blockwise` is plain JAX, runs
-on any device and holds one block of scores at a time. `splash` is the Pallas kernel for TPUs,
-`cudnn` the fused kernel for NVIDIA GPUs. All compute softmax(cap(q k^T)) v with scaled queries: a
-position attends to itself and to earlier positions of its segment, with a window only to the last
-`window` of these. `choose_backend` picks a back end once and returns the reason to log; no back end
-falls back to another silently.
+`reference` is plain Haliax and materializes all scores in float32. `blockwise` is plain JAX and
+holds one block of scores at a time. `splash` is the Pallas kernel for TPUs, `cudnn` the fused
+kernel for NVIDIA GPUs. All compute softmax(cap(q k^T)) v with scaled queries: a position attends to
+itself and to earlier positions of its segment, with a window only to the last `window` of these. No
+back end falls back to another silently.
 """
 
 from __future__ import annotations
@@ -44,19 +44,11 @@ def attend(
 ) -> NamedArray:
     """Causal self-attention; the output has the axes of `q`, in any order, and the dtype of `q`.
 
-    The output and the log-sum-exp that a back end saves for its backward pass have the checkpoint
-    name "attention_residuals".
-
-    Args:
-        q: queries [batch, position, kv_heads, q_per_kv, head_size] in any order, already scaled.
-        k, v: keys and values [batch, position, kv_heads, head_size] in any order.
-        mask: limits of what a position attends to.
-        backend: one of `BACKENDS`.
-        mesh_axes: mesh axes for the kernels; the compiler partitions the other back ends.
-        interpret: run splash in the Pallas interpreter.
-
-    Raises:
-        InputError: the back end is unknown or cannot run these shapes, or the window is below 1.
+    `q` [batch, position, kv_heads, q_per_kv, head_size] is scaled, `k` and `v` are [batch,
+    position, kv_heads, head_size], in any order. The output and the log-sum-exp that a back end
+    saves for its backward pass have the checkpoint name "attention_residuals". `mesh_axes` are for
+    the kernels; the compiler partitions the other back ends. `interpret` runs splash in the Pallas
+    interpreter.
     """
     position, head_size = (q.resolve_axis(name).size for name in (POSITION, HEAD_SIZE))
     if mask.window is not None and mask.window < 1:

@@ -40,8 +40,7 @@ class Mask:
 def reference(q: NamedArray, k: NamedArray, v: NamedArray, mask: Mask) -> NamedArray:
     """Attention output with the axes and dtype of `q`, by plain matmuls; `q` is already scaled.
 
-    The backward pass recomputes the scores, as splash does: storing batch * heads * position^2 of
-    them for every layer takes more time on a CPU than the recomputation.
+    The backward pass recomputes the scores: storing them takes longer on a CPU.
     """
     return jax.checkpoint(lambda q, k, v: _attention(q, k, v, mask))(q, k, v)
 

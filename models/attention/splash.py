@@ -12,9 +12,8 @@ which the TPU pads to 128 lanes: heads of 64 take twice the memory, in every lay
 parameters.
 
 In the fused backward kernel each block of keys writes its partial sum of the queries' gradients:
-[batch, key blocks, heads, position, head_size] in the queries' dtype, heads padded to 128 lanes,
-allocated while one layer's backward pass runs. With 8 sequences of 8,192 positions, 16 heads of 64
-or 128 and key blocks of 2048 that is 1 GiB.
+[batch, key blocks, heads, position, head_size], 1 GiB for 8 sequences of 8,192 positions, 16 heads
+of 64 or 128 and key blocks of 2048.
 """
 
 from __future__ import annotations
@@ -122,13 +121,9 @@ def splash(
 ) -> Array:
     """Attention output [batch, heads * head_size, position] in the queries' dtype.
 
-    Args:
-        q_BHPD: queries [batch, heads, position, head_size], already scaled; the query heads of one
-            key/value head are adjacent.
-        k_BKPD, v_BKPD: keys and values [batch, kv_heads, position, head_size].
-        mask: see `Mask`.
-        mesh_axes: axes of the current mesh that divide the arrays, or None for one device.
-        interpret: run in the Pallas interpreter.
+    `q_BHPD` are scaled queries [batch, heads, position, head_size], those of one key/value head
+    adjacent, `k_BKPD` and `v_BKPD` [batch, kv_heads, position, head_size]. `mesh_axes` divide the
+    arrays over the current mesh; None for one device.
     """
     batch, heads, position, head_size = q_BHPD.shape
     window, soft_cap, ids_BP = mask.window, mask.soft_cap, mask.ids_BP
@@ -254,8 +249,8 @@ def _backward(
 def backward_kernels(run: SplashKernel, arrays: tuple[Any, ...]) -> tuple[Array, Array, Array]:
     """Cotangents of one sequence's queries, keys and values, by JAX's backward kernel or kernels.
 
-    `arrays` are queries, keys, values, segment ids, attention sinks (None), log-sum-exp, the
-    output's cotangent and its inner products with the output.
+    `arrays` are the kernels' positional ones, the last two the output's cotangent and its inner
+    products with the output.
     """
     settings, blocks = run.kwargs, run.kwargs["block_sizes"]
     common = {

@@ -88,16 +88,13 @@ def stream(
     eos_id: int | None = None,
     tokens_per_yield: int = TOKENS_PER_YIELD,
 ) -> Iterator[list[list[int]]]:
-    """The tokens that follow each prompt, a few at a time.
+    """The tokens that follow each prompt since the last yield, none for one that has ended.
 
     Args:
         model: the model, already cast to the compute dtype, on one device.
         sampling: how to choose tokens; default: the likeliest token every time.
         eos_id: the token that ends a row; it is included in the result.
         tokens_per_yield: tokens per row between two yields, at most `MAX_TOKENS_PER_CALL`.
-
-    Yields:
-        The new ids of every prompt since the last yield, none for a prompt that has ended.
 
     Raises:
         InputError: an argument is out of range; raised by the call, not by the first iteration.
@@ -280,7 +277,6 @@ def advance(
 
 
 def _logits(model: Transformer, hidden: hax.NamedArray) -> Array:
-    """Float32 logits [batch, vocab] of hidden states [batch, embed]."""
     return model.logits_of(hidden).rearrange((BATCH, VOCAB)).array
 
 
@@ -292,11 +288,8 @@ _split = jax.jit(split_layers)
 def next_token_logits(model: Transformer, rows: np.ndarray) -> np.ndarray:
     """Float32 logits [batch, position, vocab] of ids [batch, position].
 
-    Rows are padded at the end to a rounded length (see `models.generate.generate.bucket_length`),
-    so that few lengths are compiled; the causal mask hides the padding.
-
-    Raises:
-        InputError: an id is outside the vocabulary, or rows are longer than the learned positions.
+    Rows are padded at the end to a rounded length, so that few lengths are compiled; the causal
+    mask hides the padding.
     """
     vocab, context = model.config.vocab_size, model.config.context
     if not 0 <= rows.min() <= rows.max() < vocab:

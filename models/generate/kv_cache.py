@@ -5,11 +5,9 @@
 `Transformer.logits` up to rounding, for every shape of model.
 
 Rows may have different lengths. They are padded at the end, and a token's keys and values are in
-the slot of its position. The slots behind a row's last token hold padding or zeros; later tokens of
-the row overwrite each slot before any position attends to it, so the causal mask is sufficient.
-
-Memory: 2 * layers * rows * positions * kv_heads * head_size elements in the compute dtype, see
-`cache_bytes`. Layers with a sliding window also keep all positions.
+the slot of its position. Later tokens of the row overwrite the slots behind its last token before
+any position attends to them, so the causal mask is sufficient. Layers with a sliding window also
+keep all positions.
 """
 
 from __future__ import annotations
@@ -70,16 +68,8 @@ def prefill(
 ) -> tuple[NamedArray, KVCache]:
     """Final hidden states of the prompts, and the cache of their keys and values.
 
-    Hidden states [batch, position, embed] are valid up to the last token of each row.
-
-    Args:
-        model: the model in the compute dtype.
-        tokens: int32 [batch, position], rows padded at the end with any id.
-        positions: slots of the cache, at least the positions of `tokens`.
-        backend: attention back end.
-
-    Raises:
-        InputError: rows are longer than the learned positions, or the back end cannot run them.
+    `tokens` are int32 [batch, position], rows padded at the end with any id; hidden states [batch,
+    position, embed] are valid up to the last token of each row. The cache has `positions` slots.
     """
     x, angles = model.embed(tokens, TOKENS_FIRST)
 
@@ -97,10 +87,7 @@ def prefill(
 
 
 def _pad_slots(made: Array, model: Transformer, positions: int) -> tuple[NamedArray, ...]:
-    """One array of `positions` slots per layer, padded with zeros.
-
-    `made` is [layers, batch, kv_heads, position, head_size].
-    """
+    """`made` [layers, batch, kv_heads, position, head_size] as one zero-padded array per layer."""
     config = model.config
     axes = model_axes(config)
     layer = (Axis(BATCH, made.shape[1]), axes.KVHeads, Axis(POSITION, positions), axes.HeadSize)
@@ -155,18 +142,9 @@ def attend_to_past(
 ) -> NamedArray:
     """Attention of one position per row to itself and to the cached positions before it.
 
-    Args:
-        q: queries [batch, kv_heads, q_per_kv, head_size], already scaled.
-        k: the position's own key [batch, kv_heads, head_size].
-        v: the position's own value, same shape.
-        past_keys: [batch, kv_heads, position, head_size]; only slots before `positions` are used.
-        past_values: same shape.
-        positions: int32 [batch].
-        window: positions each position attends to, itself included; None for all.
-        soft_cap: c in c * tanh(score / c), or None.
-
-    Returns:
-        The attention output with the axes and dtype of `q`.
+    `q` [batch, kv_heads, q_per_kv, head_size] is scaled, `k` and `v` [batch, kv_heads, head_size]
+    are the position's own, and the past ones [batch, kv_heads, position, head_size] are used before
+    `positions`, int32 [batch]. The output has the axes and dtype of `q`.
     """
     past_keys, past_values = (x.rename({POSITION: KEY_POSITION}) for x in (past_keys, past_values))
     heads = (BATCH, KV_HEADS, Q_PER_KV)

@@ -97,10 +97,8 @@ def nucleus(logits: Array, top_k: Array, top_p: Array) -> Array:
 def _keep(logits: Array, enough: Callable[[Array], Array]) -> Array:
     """The smallest set of each row's largest logits that is `enough`, the rest minus infinity.
 
-    Args:
-        logits: float32 [rows, vocab].
-        enough: maps the kept tokens, boolean [rows, vocab], to boolean [rows]; monotone: still true
-            when more tokens are kept.
+    `enough` maps the kept tokens, boolean [rows, vocab], to boolean [rows], and stays true when
+    more are kept.
     """
     ranks = _ranks(logits)
 

@@ -20,29 +20,23 @@ from models.shape.config import TransformerConfig, YarnScaling
 from pipeline.errors import InputError
 
 _FILE = "config.json: "
-_ROTARY = {
-    "mlp_kind": "swiglu",
-    "norm": "rms",
-    "positions": "rotary",
-    "attention_soft_cap": None,
-    "logit_soft_cap": None,
-    "embedding_norm": False,
-}
+_PLAIN = {"attention_soft_cap": None, "logit_soft_cap": None, "embedding_norm": False}
+_ROTARY = {**_PLAIN, "mlp_kind": "swiglu", "norm": "rms", "positions": "rotary"}
 
 
 @dataclass(frozen=True)
 class Architecture:
     """A class of `transformers` for causal language models.
 
-    `fields` are values that a `TransformerConfig` must have; `also` returns the fields that violate
-    a further condition, as "field=value ...". `write` takes and `read` returns a shape and the
-    longest sequence of training.
+    `fields` are values that a `TransformerConfig` must have; `also` returns further conditions that
+    prevent it, and their words, as "field=value ...". `write` takes and `read` returns a shape and
+    the longest sequence of training.
     """
 
     name: str
     model_type: str
     fields: Mapping[str, Any]
-    also: Callable[[TransformerConfig], Iterable[str]]
+    also: Callable[[TransformerConfig], Iterable[tuple[bool, str]]]
     write: Callable[[TransformerConfig, int], dict[str, Any]]
     read: Callable[[Keys], tuple[TransformerConfig, int]]
     tensors: Callable[[TransformerConfig], Iterable[Tensor]]
@@ -54,7 +48,7 @@ class Architecture:
             for name, wanted in self.fields.items()
             if getattr(config, name) != wanted
         ]
-        return (*found, *self.also(config))
+        return (*found, *(words for prevents, words in self.also(config) if prevents))
 
 
 def architecture_of(config: TransformerConfig) -> Architecture:
@@ -124,7 +118,8 @@ def from_json(
     try:
         config, positions = known.read(keys)
     except InputError as error:  # errors of TransformerConfig do not name the file and its keys
-        text = re.sub(r"\w+(?:Config|Scaling)\.(\w+)", _key_of, str(error))
+        pattern = r"\w+(?:Config|Scaling)\.(\w+)"
+        text = re.sub(pattern, lambda field: _NAMES.get(field[1], field[1]), str(error))
         raise InputError(_FILE + text.removeprefix(_FILE)) from None
     keys.finish()
     return known, config, positions
@@ -134,48 +129,32 @@ _NAMES = {ours: theirs for theirs, ours in (LLAMA3 | YARN).items()}
 _NAMES |= {"kv_heads": "num_key_value_heads", "head_size": "head_dim"}
 
 
-def _key_of(field: re.Match[str]) -> str:
-    return _NAMES.get(field[1], field[1])
+def _window_in(config: TransformerConfig, expected: bool) -> list[tuple[bool, str]]:
+    """Whether all layers have a window where one is expected, or none."""
+    wrong = any((window is not None) != expected for window in config.windows)
+    return [(wrong, f"window_pattern={config.window_pattern!r}")]
 
 
-def _prevents(*found: tuple[bool, str]) -> list[str]:
-    return [text for prevented, text in found if prevented]
+def _llama_also(config: TransformerConfig) -> list[tuple[bool, str]]:
+    uneven = config.embed % config.heads != 0
+    return [
+        *_window_in(config, False),
+        (uneven, f"embed={config.embed} (not a multiple of heads)"),
+    ]
 
 
-def _window(config: TransformerConfig) -> bool:
-    return any(window is not None for window in config.windows)
-
-
-def _pattern(config: TransformerConfig) -> str:
-    return f"window_pattern={config.window_pattern!r}"
-
-
-def _llama_also(config: TransformerConfig) -> list[str]:
-    return _prevents(
-        (_window(config), _pattern(config)),
-        (bool(config.embed % config.heads), f"embed={config.embed} (not a multiple of heads)"),
-    )
-
-
-def _gpt2_also(config: TransformerConfig) -> list[str]:
-    return _prevents(
-        (_window(config), _pattern(config)),
+def _gpt2_also(config: TransformerConfig) -> list[tuple[bool, str]]:
+    other = config.heads * config.head_size != config.embed
+    return [
+        *_window_in(config, False),
         (config.kv_heads != config.heads, f"kv_heads={config.kv_heads} (not heads)"),
-        (
-            config.heads * config.head_size != config.embed,
-            f"head_size={config.head_size} (not embed / heads)",
-        ),
-    )
+        (other, f"head_size={config.head_size} (not embed / heads)"),
+    ]
 
 
-def _nanochat_also(config: TransformerConfig) -> list[str]:
+def _nanochat_also(config: TransformerConfig) -> list[tuple[bool, str]]:
     yarn = isinstance(config.rope_scaling, YarnScaling)
-    return _prevents((_window(config), _pattern(config)), (yarn, "rope_scaling=YarnScaling(...)"))
-
-
-def _mistral_also(config: TransformerConfig) -> list[str]:
-    whole = any(window is None for window in config.windows)
-    return _prevents((whole, _pattern(config)))
+    return [*_window_in(config, False), (yarn, "rope_scaling=YarnScaling(...)")]
 
 
 ARCHITECTURES = (
@@ -201,7 +180,7 @@ ARCHITECTURES = (
         name="MistralForCausalLM",
         model_type="mistral",
         fields={**_ROTARY, "qk_norm": False, "biases": False, "qkv_biases": False},
-        also=_mistral_also,
+        also=functools.partial(_window_in, expected=True),
         write=config_json.write_mistral,
         read=config_json.read_mistral,
         tensors=rotary_tensors,
@@ -219,15 +198,13 @@ ARCHITECTURES = (
         name="GPT2LMHeadModel",
         model_type="gpt2",
         fields={
+            **_PLAIN,
             "mlp_kind": "gelu",
             "norm": "layer",
             "biases": True,
             "qkv_biases": False,
             "positions": "learned",
             "qk_norm": False,
-            "attention_soft_cap": None,
-            "logit_soft_cap": None,
-            "embedding_norm": False,
         },
         also=_gpt2_also,
         write=config_json.write_gpt2,

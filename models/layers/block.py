@@ -144,14 +144,9 @@ class Attention(eqx.Module):
     ) -> tuple[NamedArray, NamedArray, NamedArray]:
         """Scaled queries, keys and values, normalized and rotated by their positions.
 
-        Args:
-            x: embed and other axes, in any order.
-            angles: rotary angles with the axis head_size / 2 and otherwise only axes of `x`; None
-                with learned positions.
-
-        Returns:
-            Queries [..., kv_heads, q_per_kv, head_size], keys and values [..., kv_heads,
-            head_size], in the parameters' dtype.
+        `x` has embed and other axes, in any order; `angles` has the axis head_size / 2 and
+        otherwise only axes of `x`, and is None with learned positions. Queries are [..., kv_heads,
+        q_per_kv, head_size], keys and values [..., kv_heads, head_size].
         """
         q, k, v = self._projections(x)
         if self.query_norm is not None and self.key_norm is not None:
@@ -169,11 +164,7 @@ class Attention(eqx.Module):
         return hax.tree_checkpoint_name(projected, "attention_output")
 
     def _projections(self, x: NamedArray) -> tuple[NamedArray, NamedArray, NamedArray]:
-        """Queries, keys and values with the axes of `x`, "embed" replaced by head axes.
-
-        The matmuls, and the values saved for the backward pass, have all features in one axis:
-        separate heads of 64 would be padded to the TPU's 128 lanes.
-        """
+        """Queries, keys and values with the axes of `x`, "embed" replaced by head axes."""
 
         def project(linear: Linear, names: tuple[str, ...], merged: str, name: str) -> NamedArray:
             flat = linear.flattened(names, merged)(x, EMBED, merged)

@@ -96,8 +96,7 @@ class Linear(eqx.Module):
     def __call__(self, x: NamedArray, axis: str, out: str) -> NamedArray:
         """`x` with `out` in the place of its axis `axis`, in the matrix's dtype.
 
-        `axis` and `out` must be the only axes of the matrix, see `flattened`. The order of the axes
-        of `x` decides how the product is computed, never what it is.
+        `axis` and `out` must be the only axes of the matrix, see `flattened`.
         """
         y = matmul(x, self.matrix, axis, out)
         return y if self.bias is None else (y + self.bias).rearrange(y.axes)

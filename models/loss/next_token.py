@@ -57,12 +57,7 @@ def next_token_loss(
             position (of the token after it). Default: all positions but the last count.
         segment_ids: see `Transformer.hidden`.
         z_loss: weight of the squared log-sum-exp (PaLM, Chowdhery et al., 2022, section 5: 1e-4).
-        chunks: number of chunks of positions, a divisor of the sequence length (of one device's
-            part of it, where `mesh_axes` divides positions).
-        forward: how to compute the hidden states.
-
-    Raises:
-        InputError: `chunks` does not divide the sequence length, or see `Transformer.hidden`.
+        chunks: number of chunks of positions, a divisor of one device's part of a sequence.
     """
     tokens = tokens.rearrange((BATCH, POSITION))
     weight = _has_target(tokens)
@@ -91,11 +86,8 @@ def score_tokens(
     """Negative log-likelihood in nats of token i + 1 at position i, float32 [batch, position].
 
     Also, boolean [batch, position], whether no other token has a larger logit. At the last position
-    the likelihood is 0. The logits are computed in the fewest chunks of positions that fit.
-
-    Args:
-        model, tokens, segment_ids, forward: as for `next_token_loss`.
-        budget: bytes for the float32 logits of a chunk, on each device that `mesh_axes` names.
+    the likelihood is 0. The logits are computed in the fewest chunks of positions that fit
+    `budget` bytes of float32 on each device that `mesh_axes` names.
     """
     tokens = tokens.rearrange((BATCH, POSITION))
     batch, position = tokens.array.shape

@@ -1,7 +1,6 @@
-"""The shape of a transformer, and its parameter counts.
+"""The shape of a transformer, and its parameter counts; imports no JAX.
 
-Imports no JAX: planning, cost estimates and recipes use it. The counts are exact for the model that
-`models.transformer` builds (a test compares them with the arrays).
+The counts are exact for the model that `models.transformer` builds.
 """
 
 from __future__ import annotations
@@ -241,11 +240,7 @@ CHANGEABLE = (
 
 
 def check_same_parameters(old: TransformerConfig, new: TransformerConfig) -> None:
-    """Refuse to go on with a model's parameters as another model than `CHANGEABLE` allows.
-
-    Raises:
-        InputError: names the other fields that differ.
-    """
+    """Refuse to go on with a model's parameters as another model than `CHANGEABLE` allows."""
     changed = [
         f"{field.name} {getattr(old, field.name)!r} -> {getattr(new, field.name)!r}"
         for field in dataclasses.fields(old)

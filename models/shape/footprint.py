@@ -161,12 +161,6 @@ def training_flops_per_token(
 
 
 LOGIT_BUDGET_BYTES = 512 * 2**20
-CPU_LOGIT_BUDGET_BYTES = 16 * 2**20  # nearer to the size of its caches
-
-
-def logit_budget(platform: str) -> int:
-    """Bytes for the float32 logits of one chunk on a device of "tpu", "gpu" or "cpu"."""
-    return CPU_LOGIT_BUDGET_BYTES if platform == "cpu" else LOGIT_BUDGET_BYTES
 
 
 def check_chunks(position: int, chunks: int) -> None:

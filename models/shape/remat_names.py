@@ -40,11 +40,7 @@ NAMED_POLICIES = {"full": (), "attention": ATTENTION, "matmuls": MATMULS}
 
 
 def saved_names(remat: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The names saved on the device and those offloaded to the host, for a setting with names.
-
-    Raises:
-        InputError: the setting or one of its names is unknown.
-    """
+    """The names saved on the device and those offloaded to the host, for a setting with names."""
     if remat in NAMED_POLICIES:
         return NAMED_POLICIES[remat], ()
     kept: dict[str, tuple[str, ...]] = {"save": (), "offload": ()}

@@ -2,10 +2,9 @@
 
 A cost model chooses them. In the TPU compiler's schedule for v6e (tests/bench/splash_blocks.py
 counts its cycles) a tile's cost is proportional to its number of scores within 10%, and a partly
-masked tile costs as much as a full one: small tiles waste less on the diagonal and at a window's
-edge. Each grid step has a fixed overhead, even when its tile is fully masked, which makes JAX's
-default of 128 several times slower for every shape. Imports no JAX: memory and time estimates use
-it too.
+masked tile costs as much as a full one. Each grid step has a fixed overhead, even when its tile is
+fully masked, which makes JAX's default of 128 several times slower for every shape. Imports no JAX:
+memory and time estimates use it too.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import dataclasses
 import functools
 import itertools
 import math
-from typing import Literal
+from typing import Literal, NamedTuple
 
 LANES = 128
 LARGEST = 2304
@@ -23,74 +22,45 @@ MOST_COMPUTE = 768
 STEP_CYCLES = 600
 """Overhead of one grid step, about a third of a microsecond.
 
-An assumption: the compiler's schedule does not show it. From 200 cycles on, tiles of 2048 cost less
-than tiles of 1024 at 8,192 positions.
+An assumption: the compiler's schedule does not show it.
 """
 
 HBM_BYTES_PER_CYCLE = 937
 """1.64 TB/s at 1.75 GHz."""
 
-
 MOST_PARTIAL_SUMS = 2 * 2**30
 """Bytes per device that the fused backward kernel may allocate for partial sums in one layer."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Costs:
-    """Cycles per 1,000 scores of a tile, by kernel."""
-
-    forward: float
-    fused: float
-    keys_values: float
-    queries: float
-
-
 COSTS = {
-    64: Costs(forward=3.0, fused=5.5, keys_values=4.4, queries=3.5),
-    128: Costs(forward=3.1, fused=5.5, keys_values=4.4, queries=3.5),
-    256: Costs(forward=3.4, fused=5.8, keys_values=4.6, queries=3.7),
+    64: {"forward": 3.0, "fused": 5.5, "keys_values": 4.4, "queries": 3.5},
+    128: {"forward": 3.1, "fused": 5.5, "keys_values": 4.4, "queries": 3.5},
+    256: {"forward": 3.4, "fused": 5.8, "keys_values": 4.6, "queries": 3.7},
 }
-"""By head size, for tiles of 1024 with 512 keys per inner step."""
+"""Cycles per 1,000 scores of a tile, by head size, for tiles of 1024 with 512 keys per step."""
 
 NARROW_COMPUTE = {128: (1.8, 1.2), 256: (1.2, 1.0)}
 """Cost factors (forward, backward) by keys per inner step, for steps below 384 keys."""
 
 
-@dataclasses.dataclass(frozen=True)
-class TileGrid:
-    """The tiles of one kernel's grid for one head.
-
-    Attributes:
-        visited: tiles with at least one visible score; the kernel computes only these.
-        steps: all tiles of the grid, fully masked ones included.
-        fused: whether each step writes a partial sum of the queries' gradients.
-    """
+class TileGrid(NamedTuple):
+    """Tiles of one kernel's grid for one head: `visited` are not fully masked, `steps` are all."""
 
     visited: int
     steps: int
-    fused: bool
 
     def partial_sums(self, tile: tuple[int, int], head_size: int) -> float:
-        """Cycles of memory traffic that does not overlap with compute.
+        """Cycles in which the fused kernel's partial sums move through memory without compute.
 
-        The final sum reads all partial sums. Those of fully masked tiles are written without any
-        compute to overlap with: written * (1 + (steps - visited) / steps) bytes.
+        The final sum reads all of them, and those of fully masked tiles are written.
         """
-        if not self.fused:
-            return 0.0
         written = self.steps * tile[0] * _lanes(head_size) * 2
         return written * (2 - self.visited / self.steps) / HBM_BYTES_PER_CYCLE
 
 
 @dataclasses.dataclass(frozen=True)
 class ScoreMatrix:
-    """The scores of one sequence that one device computes.
-
-    Attributes:
-        queries: number of query positions, the last ones of the sequence.
-        keys: number of key positions.
-        window: positions each position attends to, or None for all.
-    """
+    """The scores of one sequence that one device computes: the last `queries` of all positions."""
 
     queries: int
     keys: int
@@ -121,7 +91,7 @@ class ScoreMatrix:
             steps = by_key * max(seeing(first) for first in range(0, self.keys, block_kv))
         else:
             steps = by_query * max(rows)
-        return TileGrid(sum(rows), steps, kernel == "fused")
+        return TileGrid(sum(rows), steps)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -152,14 +122,11 @@ def choose_tiles(
     Every size is a multiple of 128 that divides the positions it tiles, and all compile within the
     96 MiB of scoped vector memory that `training.step.state` sets. The backward pass uses the
     fused kernel where it costs less than the two separate ones: it computes the scores once instead
-    of twice, but writes partial sums of the queries' gradients for every block of keys, fully
-    masked ones included. It is not used where these partial sums exceed `MOST_PARTIAL_SUMS`: they
-    grow with the square of the positions.
+    of twice, but writes partial sums of the queries' gradients for every block of keys. It is not
+    used where these exceed `MOST_PARTIAL_SUMS`: they grow with the square of the positions.
 
-    Args:
-        sequence_shards: devices that share a sequence's queries; `position` is a multiple of
-            128 * sequence_shards.
-        heads: query heads of all sequences that a device computes at once.
+    `sequence_shards` devices share a sequence's queries; `position` is a multiple of 128 times
+    these. `heads` are the query heads of all sequences that a device computes at once.
     """
     row = ScoreMatrix(position // sequence_shards, position, window)
     forward = _cheapest(row, head_size, "forward")
@@ -226,11 +193,12 @@ def _cycles(row: ScoreMatrix, tile: tuple[int, int], head_size: int, kernel: str
     block_q, block_kv = tile
     grid = row.grid(tile, kernel)
     nearest = min(COSTS, key=lambda known: abs(known - head_size))
-    work = getattr(COSTS[nearest], kernel) * block_q * block_kv / 1000
+    work = COSTS[nearest][kernel] * block_q * block_kv / 1000
     if kernel != "queries":
         at_a_time = NARROW_COMPUTE.get(compute_block(block_kv), (1.0, 1.0))
         work *= at_a_time[kernel != "forward"]
-    return grid.visited * work + grid.steps * STEP_CYCLES + grid.partial_sums(tile, head_size)
+    cycles = grid.visited * work + grid.steps * STEP_CYCLES
+    return cycles + (grid.partial_sums(tile, head_size) if kernel == "fused" else 0.0)
 
 
 def _divisors(positions: int) -> list[int]:
@@ -243,11 +211,8 @@ def choose_way(
 ) -> Literal["heads", "zigzag", "gathered"]:
     """How `models.attention.context_parallel` divides a sequence's attention over `shards` devices.
 
-    Args:
-        kv_heads: key/value heads of one device before the all-to-all.
-        chunk_fits: whether half of a device's positions is a chunk that the kernel can tile.
-        window: positions each position attends to, or None for all.
-        shards: devices that share a sequence.
+    `chunk_fits`: half of a device's positions is a chunk that the kernel can tile. `kv_heads` are
+    those of one device before the all-to-all.
     """
     if kv_heads % shards == 0:
         return "heads"

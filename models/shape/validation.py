@@ -77,9 +77,8 @@ def from_plain(kind: type[T], fields: Mapping[str, Any]) -> T:
         raise InputError(f"{kind.__name__}: unknown fields {', '.join(sorted(unknown))}")
     for name, value in fields.items():
         if isinstance(value, Mapping):  # it does not name its class
-            nested = [
-                each for each in _parts(hints[name])[0] if value.keys() <= _hints(each).keys()
-            ]
+            possible = _parts(hints[name])[0]
+            nested = [each for each in possible if value.keys() <= _hints(each).keys()]
             value = from_plain(nested[0], value) if nested else value
         elif not _parts(hints[name])[0]:
             value = msgspec.convert(value, hints[name])

@@ -8,8 +8,7 @@ before), and writing (flushed), reading cold (out of the page cache) and reading
 in files of 32 MiB, four at a time. `ours`: seconds that `save` keeps its caller, beside a copy of
 the same arrays by all cores just before (`copy_s`), and then until the checkpoint is stored;
 seconds to restore onto the device, cold and warm. Processor seconds are of a save, all threads. The
-first save is told apart: it needs new memory, which ours takes before (`reserve_s`; in training a
-thread does so while the first steps run).
+first save is told apart: it needs new memory.
 """
 
 from __future__ import annotations
@@ -67,10 +66,6 @@ def ours(options: dict[str, Any]) -> None:
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state
     )
     checkpointer = Checkpointer(options["work"], attempt="a")
-    clock = common.Clock()
-    checkpointer.reserve(state)
-    checkpointer._copies._reserved()
-    reserved = clock.wall()
 
     def directory(step: int) -> str:
         return f"{options['work']}/{step:08d}.a"
@@ -84,7 +79,6 @@ def ours(options: dict[str, Any]) -> None:
         *(save, lambda step: jax.block_until_ready(restored(directory(step), like)), directory),
         [np.asarray(x) for x in state.values()],
         options["repeat"],
-        reserve_s=round(reserved, 3),
         versions=common.versions("tensorstore", "jax", "numpy"),
     )
     checkpointer.wait()

@@ -205,7 +205,8 @@ def _row(line: dict[str, Any], position: int, window: int | None) -> dict[str, A
     grid = ScoreMatrix(position, position, window).grid(tile, kernel)
     bands = position // (tile[0] if kernel in ("forward", "queries") else tile[1])
     cycles = grid.visited * line["bundles"] + grid.steps * STEP_CYCLES
-    cycles += bands * line["other_bundles"] + grid.partial_sums(tile, line["head_size"])
+    cycles += bands * line["other_bundles"]
+    cycles += grid.partial_sums(tile, line["head_size"]) if kernel == "fused" else 0.0
     seen = position * (position + 1) / 2
     if window is not None and window < position:
         seen -= (position - window) * (position - window + 1) / 2

@@ -8,12 +8,9 @@ Each checkpoint is a new directory `<directory>/<step:08d>.<attempt>`:
     index.json         written last: all files with checksums, see `training.checkpoint.files`
 
 Every process writes its own chunks and then its list in `parts`. Process 0 polls the store for
-these lists, writes the index and has the listener `commit` it. A later run finds the checkpoint
-only through the record that the listener writes. Saving uses no collective, and every wait has a
-timeout.
-
-A store may be unavailable for a minute: a single failed save is logged and the next one is made. A
-second failure in a row raises, and so does a failure of the last save before `wait`.
+these lists, writes the index and has the listener `commit` it. Saving uses no collective, and every
+wait has a timeout. A store may be unavailable for a minute: a single failed save is logged and the
+next one is made. A second failure in a row raises, and so does that of the last save before `wait`.
 """
 
 from __future__ import annotations
@@ -69,10 +66,8 @@ class Checkpointer:
             before it is deleted; event "failed_checkpoint" for a save that the next one follows.
         attempt: name of this attempt; `save` refuses a path that exists already.
         dropped: from the steps of all committed checkpoints, oldest first, to the indices of those
-            to delete; by default none.
-        existing: sound committed checkpoints of earlier attempts, oldest first; retention counts
-            them too.
-        timeout_seconds: longest time from one save to its commit.
+            to delete.
+        existing: sound committed checkpoints of earlier attempts, oldest first.
         chunk_bytes: maximum size of a file, where the array can be cut that finely.
 
     Attributes:
@@ -109,27 +104,13 @@ class Checkpointer:
         return self.committed[-1] if self.committed else None
 
     def path_of(self, step: int) -> str:
-        """Path of the checkpoint of `step`."""
         return storage.join(self._directory, f"{step:08d}.{self._attempt}")
 
-    def reserve(self, state: Any) -> None:
-        """Start to allocate the host memory for saves of such a state, in a background thread."""
-        self._copies.reserve(tree_names.flatten(state))
-
     def save(self, step: int, state: Any, progress: dict[str, Any]) -> str:
-        """Start to write `state`; its arrays may be donated as soon as this returns.
+        """Start to write `state`, after `step` steps; return the path of the checkpoint.
 
-        Blocks until the save before has ended and the copy to host memory is done. Every process
-        calls it.
-
-        Args:
-            step: optimizer steps done.
-            state: tree of arrays.
-            progress: JSON values, whose size does not grow with the step.
-
-        Returns:
-            The path that the checkpoint will have.
-
+        Blocks until the save before has ended and the copy to host memory is done; the arrays may
+        then be donated. Every process calls it. The size of `progress` must not grow with the step.
         Raises:
             InputError: the path of the save before existed already, or its values were not finite.
             StorageError: the last two saves failed, or the save in flight does not end in time.
@@ -235,21 +216,12 @@ class Checkpointer:
 
 def describe_with_chunks(state: Any, chunk_bytes: int) -> dict[str, dict[str, Any]]:
     """Axes, shape, dtype, itemsize and chunk shape of every array of a state, by name."""
-    arrays = tree_names.flatten(state)
-    return {
-        name: {
-            **entry,
-            "itemsize": arrays[name].dtype.itemsize,
-            "chunk": list(
-                chunk_shape(
-                    arrays[name].sharding.shard_shape(arrays[name].shape),
-                    arrays[name].dtype.itemsize,
-                    chunk_bytes,
-                )
-            ),
-        }
-        for name, entry in tree_names.describe(state).items()
-    }
+    arrays, described = tree_names.flatten(state), tree_names.describe(state)
+    for name, entry in described.items():
+        array = arrays[name]
+        shard, size = array.sharding.shard_shape(array.shape), array.dtype.itemsize
+        entry |= {"itemsize": size, "chunk": list(chunk_shape(shard, size, chunk_bytes))}
+    return described
 
 
 def _refuse_existing(path: str) -> None:
@@ -295,11 +267,9 @@ def _write(
 
 
 def _gather(path: str, deadline: Deadline, written: WrittenChunks) -> None:
-    """Wait until every other process has listed what it wrote.
+    """Wait until every other process has listed what it wrote, and raise what one of them raised.
 
     Raises:
-        InputError: one of them had values that are not finite.
-        StorageError: one of them failed.
         StoreUnavailable: one of them had a transient error, or wrote no list in time.
     """
     missing = set(range(1, jax.process_count()))

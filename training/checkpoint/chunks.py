@@ -47,7 +47,6 @@ def write_chunks(
 
     Raises:
         InputError: a parameter or moment (an array with named axes) is not finite.
-        StorageError: the store failed.
     """
     tasks = []
     for shard in shards:
@@ -90,17 +89,11 @@ def read_arrays(
     """Arrays of a checkpoint with the shardings of `target`, shapes and dtypes as in the index.
 
     A process reads each chunk that its devices need once, and no other chunk. Host memory holds a
-    few arrays at a time.
-
-    Args:
-        path: path of the checkpoint, for errors.
-        files: files of the checkpoint.
-        leaves: `leaves` of the index.
-        target: `jax.ShapeDtypeStruct` with a sharding, by name.
+    few arrays at a time. `leaves` are those of the index, `target` has `jax.ShapeDtypeStruct` with
+    a sharding, by name.
 
     Raises:
         CorruptOutput: a chunk is missing or changed.
-        StorageError: the store failed.
     """
     arrays: dict[str, jax.Array] = {}
     with ThreadPoolExecutor(files.threads, "restore") as pool:

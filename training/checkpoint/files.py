@@ -5,9 +5,8 @@ TensorStore, which retries.
 
 `index.json` is written after all other files, so a directory without it is not a checkpoint. It has
 the step, every array (axes, shape, dtype, chunks, CRC-32C and SHA-256 of every chunk), every small
-file (size, SHA-256) and a digest of itself. All digests are of the bytes passed to the store: a
-save reads nothing back. A reader detects a missing, truncated, changed or swapped file because it
-does not match the index.
+file (size, SHA-256) and a digest of itself, so that a reader detects a missing, truncated, changed
+or swapped file. All digests are of the bytes passed to the store: a save reads nothing back.
 """
 
 from __future__ import annotations
@@ -97,11 +96,7 @@ def verify_digest(url: str, what: str) -> tuple[Any, bytes]:
 
 
 def write_index(path: str, step: int, leaves: Mapping[str, Any], written: WrittenChunks) -> None:
-    """Write the index, which completes the checkpoint at `path`.
-
-    Raises:
-        StorageError: the processes did not write all chunks of an array.
-    """
+    """Write the index, which completes the checkpoint at `path`; `StorageError` if chunks lack."""
     described = {}
     for name, entry in leaves.items():
         chunks = written.chunks.get(name, {})
@@ -211,9 +206,7 @@ class Files:
     def read(self, name: str, *targets: np.ndarray) -> None:
         """Fill contiguous uint8 arrays with a file's content, one after the other.
 
-        Raises:
-            CorruptOutput: there is no such file, or it has another size.
-            StorageError: the store failed.
+        Raises `CorruptOutput` where there is no such file, or it has another size.
         """
         url = storage.join(self._path, name)
         self._deadline.left()
@@ -221,11 +214,9 @@ class Files:
             found = storage.with_local_retries(
                 url, lambda: _read_local(storage.local_path(url), targets)
             )
-        except _NOT_FOUND as error:
-            raise corrupt(self._path, name, "no file") from error
-        expected = sum(target.nbytes for target in targets)
-        if found != expected:
-            raise corrupt(self._path, name, f"{found:,} bytes instead of {expected:,}")
+        except _NOT_FOUND:
+            found = None
+        _check_size(self._path, name, found, targets)
 
 
 def open_files(path: str, deadline: Deadline) -> Files:
@@ -262,6 +253,13 @@ def _write_local(url: str, parts: Sequence[Bytes]) -> None:
         os.fsync(file.fileno())
 
 
+def _check_size(path: str, name: str, found: int | None, targets: Sequence[np.ndarray]) -> None:
+    expected = sum(target.nbytes for target in targets)
+    if found != expected:
+        size = "no file" if found is None else f"{found:,} bytes instead of {expected:,}"
+        raise corrupt(path, name, size)
+
+
 def _read_local(path: str, targets: Sequence[np.ndarray]) -> int:
     """Fill the targets unless the file has another size; returns its size."""
     with open(path, "rb") as file:
@@ -284,11 +282,9 @@ class _BucketFiles(Files):
         self._bucket.write(name, b"".join(parts))
 
     def read(self, name: str, *targets: np.ndarray) -> None:
-        content, expected = self._bucket.request(name)(), sum(target.nbytes for target in targets)
-        if content is None:
-            raise corrupt(self._path, name, "no file")
-        if len(content) != expected:
-            raise corrupt(self._path, name, f"{len(content):,} bytes instead of {expected:,}")
+        content = self._bucket.request(name)()
+        _check_size(self._path, name, None if content is None else len(content), targets)
+        assert content is not None
         begin = 0
         for target in targets:
             target[:] = np.frombuffer(content, np.uint8, target.nbytes, begin)

@@ -57,16 +57,12 @@ def restore(path: str, like: Tree, *, prefix: str = "", step: int | None = None)
     Every process calls this with the same arguments. Each reads and checks only the values that
     its own devices need, and reads replicated values once. If one process fails, all of them raise.
 
-    Args:
-        path: path of the checkpoint.
-        like: tree of `jax.ShapeDtypeStruct` with shardings.
-        prefix: restore only arrays whose names begin with this ("model."), which are `like`.
-        step: the step that the checkpoint must have, if any.
+    `like` has `jax.ShapeDtypeStruct` with shardings. With a prefix ("model.") it has only the
+    arrays whose names begin with it. `step` is that which the checkpoint must have, if any.
 
     Raises:
         CorruptOutput: files are missing or changed, or the checkpoint is of another step.
         InputError: the checkpoint's arrays are not those of `like`; names the array.
-        StorageError: the store failed.
     """
     wanted = {prefix + name: entry for name, entry in tree_names.describe(like).items()}
     target = {prefix + name: array for name, array in tree_names.flatten(like).items()}
@@ -111,7 +107,6 @@ def load_model(
 
     Raises:
         CorruptOutput: files are missing or changed.
-        InputError: the checkpoint is of another model; names the array.
     """
     return load_model_onto(make_layout(devices or jax.local_devices()[:1]), checkpoint_path, config)
 
@@ -137,15 +132,11 @@ def newest_sound(
 ) -> tuple[int, str, Tree, dict[str, Any]] | None:
     """Step, path, state and progress of the newest sound one of `checkpoints`; None of none.
 
-    Args:
-        checkpoints: (step, path), oldest first.
-        like: see `restore`.
-        on_corrupt: called with step, path and reason of each corrupt checkpoint.
-        read: reads the progress of the checkpoint at a path; may raise `CorruptOutput`.
+    `checkpoints` are (step, path), oldest first. `on_corrupt` is called with step, path and reason
+    of each corrupt one; `read` gives the progress of the one at a path.
 
     Raises:
         CorruptOutput: there are checkpoints and none is sound.
-        InputError: a sound one is of another model.
     """
     for step, path in reversed(checkpoints):
         try:
@@ -167,11 +158,8 @@ def fail_together(check: Callable[[], Tree]) -> Tree:
 
     Every process raises the same class of error, so that all of them fall back to the older
     checkpoint or all of them end, even when their own errors differ. The most severe error wins: an
-    error that is not in `_VERDICTS`, then a corrupt checkpoint (no retry repairs it), then the
-    others of `_VERDICTS` from the last to the first.
-
-    Raises:
-        RuntimeError: another process failed with an error that is not in `_VERDICTS`.
+    error that is not in `_VERDICTS`, which is a `RuntimeError` in the others, then a corrupt
+    checkpoint (no retry repairs it), then the others of `_VERDICTS` from the last to the first.
     """
     result, error = None, None
     try:
@@ -213,10 +201,6 @@ class StoredModel:
     """The parameters of a checkpoint, for reading one part at a time.
 
     Those are the EMA (`is_ema`) where `ema` is set and the run kept one.
-
-    Raises:
-        CorruptOutput: the index is missing or changed.
-        InputError: the checkpoint is of another model; names the array.
     """
 
     def __init__(self, path: str, config: TransformerConfig, *, ema: bool = True) -> None:
@@ -231,10 +215,7 @@ class StoredModel:
             raise InputError(f"{path}: {difference}; the checkpoint is of another model")
 
     def read(self, name: str, rows: tuple[int, int] | None = None) -> np.ndarray:
-        """The values of an array, or of indices [begin, end) of its first axis.
-
-        Raises `CorruptOutput` where a chunk is missing or changed.
-        """
+        """The values of an array, or of indices [begin, end) of its first axis."""
         entry = self._leaves[self._prefix + name]
         first, *others = ((0, size) for size in entry["shape"])
         box = (rows or first, *others)
@@ -257,10 +238,7 @@ class ModelWriter:
         return tuple(self._leaves[MODEL + name]["shape"])
 
     def write(self, name: str, values: np.ndarray, rows: tuple[int, int]) -> None:
-        """Write float32 values of indices [begin, end) of an array's first axis, each index once.
-
-        Raises `InputError` where they are not finite.
-        """
+        """Write finite float32 values of indices [begin, end) of an array's first axis, once."""
         entry = self._leaves[MODEL + name]
         box: Box = (rows, *((0, size) for size in entry["shape"][1:]))
         shard = HostShard(MODEL + name, box, values)

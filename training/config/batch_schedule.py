@@ -69,10 +69,7 @@ class BatchPhase:
         return np.unique(rows // self.pieces)
 
     def cut(self, read: np.ndarray, rows: np.ndarray) -> np.ndarray:
-        """int32 [read, length] of `read_rows(rows)` -> [rows, length / pieces].
-
-        `rows`, indices of training sequences in the batch, ascend; pieces keep their order.
-        """
+        """int32 [read, length] of `read_rows(rows)` -> [rows, length / pieces], in their order."""
         if self.pieces == 1:
             return read
         import numpy as np

@@ -71,9 +71,8 @@ class TrainJob:
         name: name of the run for trackers, the same for all its attempts.
         run_directory: directory of this attempt for `metrics.jsonl`, traces and trackers' files; if
             empty, metrics go next to the checkpoints, without traces and trackers.
-        journal_directory: directory of the journals of all attempts; empty for no journal.
-        programs: compiled steps of earlier attempts, oldest first.
-        program_directory: directory of this attempt's compiled steps; empty to keep and load none.
+        shared_directory: directory of what attempts share: compiled programs and trackers' files;
+            empty for none.
     """
 
     model: TransformerConfig
@@ -143,7 +142,7 @@ class TrainResult:
 
     Attributes:
         steps: steps done, including those before a resume.
-        history: (directory, bytes) of every metrics log with rows of the run, for
+        history: (directory, bytes) of every log of the run, for
             `training.metrics.metrics_log.read_history`.
         skipped: steps of these that were not applied, see `training.step.train_step`.
         checkpoint: path of the newest committed checkpoint; empty when preempted before the first.
@@ -172,12 +171,7 @@ class TrainResult:
 
 
 def check_job(job: TrainJob) -> None:
-    """Check a job before anything is started or compiled.
-
-    Raises:
-        InputError: vocabularies or sequence lengths differ, the number of steps is missing, there
-            is less data than one batch, or `resume_from` is not in rising order.
-    """
+    """Raise `InputError` unless a job can be run, before anything is started or compiled."""
     data, vocab_size = job.data, job.data.vocab_size
     if job.model.vocab_size != vocab_size:
         raise InputError(

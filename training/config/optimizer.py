@@ -98,16 +98,28 @@ class OptimizerConfig:
                     f"{owner}.{name}: expected a fraction of all steps below 1 or a whole number "
                     f"of steps, found {part}"
                 )
-        self._check_muon_rate(owner)
-        self._check_moments(owner)
+        if self.muon_learning_rate and self.learning_rate == 0.0:
+            raise InputError(
+                f"{owner}.muon_learning_rate: it scales the schedule of learning_rate, which is "
+                f"0; found {self.muon_learning_rate}, expected learning_rate above 0"
+            )
+        used = {
+            "adamw": ("beta1", "beta2"),
+            "muon": ("beta1", "beta2", "muon_momentum"),
+            "lion": ("lion_beta2",),
+        }
+        for name in used[self.kind] if self.moment_dtype == "bfloat16" else ():
+            if getattr(self, name) > LARGEST_BFLOAT16_BETA:
+                raise InputError(
+                    f"{owner}.{name}: bfloat16 moments cannot decay by {getattr(self, name)}, they "
+                    f"round back to themselves; expected at most {LARGEST_BFLOAT16_BETA}, or "
+                    'moment_dtype "float32"'
+                )
 
     def phases(self, steps: int) -> tuple[int, int]:
         """Number of steps of the warmup, and of the decay of "wsd" (0 for other schedules).
 
         Parts that fit before they are rounded to whole steps fit: the decay is then cut by a step.
-
-        Raises:
-            InputError: warmup and decay together are longer than the run.
         """
         parts = (self.warmup, self.decay if self.schedule == "wsd" else 0.0)
         warmup, decay = (count_of(part, steps) for part in parts)
@@ -124,17 +136,10 @@ class OptimizerConfig:
     def continued(self, at: int, steps: int, first: int) -> OptimizerConfig:
         """The optimizer of a run that continues another one, warmup and decay in whole steps.
 
-        No part of its schedule moves into the steps that are done: a fraction of `warmup` is one
-        of the first run, so that the warmup stays where it was, and a fraction of `decay` is cut
-        to the steps that are left.
-
-        Args:
-            at: steps done where it continues.
-            steps: steps of the whole run, those included.
-            first: steps of the first run, which began at step 0.
-
-        Raises:
-            InputError: the decay is longer than the steps that are left.
+        `at` of its `steps` are done; the first run, which began at step 0, had `first`. No part of
+        its schedule moves into the steps that are done: a fraction of `warmup` is one of the first
+        run, so that the warmup stays where it was, and a fraction of `decay` is cut to the steps
+        that are left.
         """
         warmup = min(count_of(self.warmup, first if self.warmup < 1.0 else steps), steps)
         decay = count_of(self.decay, steps) if self.schedule == "wsd" else 0
@@ -154,29 +159,6 @@ class OptimizerConfig:
         if self.muon_learning_rate is None or self.muon_learning_rate == self.learning_rate:
             return 1.0
         return self.muon_learning_rate / self.learning_rate
-
-    def _check_muon_rate(self, owner: str) -> None:
-        if self.muon_learning_rate and self.learning_rate == 0.0:
-            raise InputError(
-                f"{owner}.muon_learning_rate: it scales the schedule of learning_rate, which is "
-                f"0; found {self.muon_learning_rate}, expected learning_rate above 0"
-            )
-
-    def _check_moments(self, owner: str) -> None:
-        if self.moment_dtype != "bfloat16":
-            return
-        used = {
-            "adamw": ("beta1", "beta2"),
-            "muon": ("beta1", "beta2", "muon_momentum"),
-            "lion": ("lion_beta2",),
-        }
-        for name in used[self.kind]:
-            if getattr(self, name) > LARGEST_BFLOAT16_BETA:
-                raise InputError(
-                    f"{owner}.{name}: bfloat16 moments cannot decay by {getattr(self, name)}, they "
-                    f"round back to themselves; expected at most {LARGEST_BFLOAT16_BETA}, or "
-                    'moment_dtype "float32"'
-                )
 
 
 def moment_bytes(config: OptimizerConfig, parameters: int, block_matrices: int) -> float:

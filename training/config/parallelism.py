@@ -88,16 +88,11 @@ communicates more if it is not."""
 def assign(
     axes: Mapping[str, int], rules: Rules, mesh: Mapping[str, int]
 ) -> dict[str, tuple[str, ...]]:
-    """The mesh axes that split each named axis of an array; unsplit axes are left out.
+    """The mesh axes that split each named axis of an array, by size; unsplit axes are left out.
 
-    Args:
-        axes: sizes of the array's named axes.
-        rules: in the order in which they are tried.
-        mesh: number of devices along each mesh axis.
-
-    Raises:
-        InputError: an axis that a rule names is not divisible, and no other rule uses its mesh
-            axes.
+    `rules` are tried in order; `mesh` has the number of devices along each mesh axis. Raises
+    `InputError` where an axis that a rule names is not divisible, and no other rule uses its mesh
+    axes.
     """
     found: dict[str, tuple[str, ...]] = {}
     refused: dict[str, tuple[tuple[str, ...], int]] = {}
@@ -164,11 +159,7 @@ class Parallelism:
         return self.sharding in ("zero1", "fsdp")
 
     def within_slices(self, devices: int, slices: int) -> Parallelism:
-        """The same parallelism with a `group` within one slice: only "data" spans slices.
-
-        Raises:
-            InputError: the sizes do not divide the devices of one slice.
-        """
+        """The same parallelism with a `group` within one slice: only "data" spans slices."""
         if slices == 1:
             return self
         try:
@@ -178,11 +169,7 @@ class Parallelism:
         return replace(self, group=group) if self.splits_state else self
 
     def mesh_shape(self, devices: int) -> tuple[int, int, int, int]:
-        """Sizes of the mesh axes data, fsdp, sequence and tensor.
-
-        Raises:
-            InputError: the sizes do not divide the number of devices.
-        """
+        """Sizes of the mesh axes data, fsdp, sequence and tensor."""
         inner = self.sequence * self.tensor
         if devices % inner:
             raise InputError(

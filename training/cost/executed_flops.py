@@ -72,11 +72,7 @@ def executed_flops(
 ) -> float | None:
     """FLOPs of one step over all devices; None for attention that cannot be counted.
 
-    Args:
-        model, optimizer: of the run.
-        train: without "auto".
-        backend: attention back end; "blockwise" skips tiles that depend on the compiler.
-        devices: number of devices that share the step.
+    `train` is without "auto". "blockwise" skips tiles that depend on the compiler.
     """
     if backend == "blockwise":
         return None

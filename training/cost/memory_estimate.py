@@ -88,11 +88,7 @@ def estimate(
     *,
     platform: str = "tpu",
 ) -> Estimate:
-    """Memory of one step on one of `devices` devices of a platform: "tpu", "gpu" or "cpu".
-
-    Raises:
-        InputError: remat, loss chunks or sharding is still "auto".
-    """
+    """Memory of one step on one of `devices` devices of a platform: "tpu", "gpu" or "cpu"."""
     parallel, shape = train.parallel, footprint(model)
     if "auto" in (train.remat, train.loss_chunks, parallel.sharding):
         raise InputError(
@@ -148,9 +144,8 @@ def _parameters(
 ) -> dict[str, float]:
     """Bytes of the parameters, of their copies in the compute dtype and of the gradients.
 
-    With "fsdp" only embedding and head are gathered as a whole. Gradients exist in the compute
-    dtype and in float32, and the update in float32: width + 4 + 4 bytes per parameter. The loop
-    over microbatches needs the gathered parameters once more.
+    With "fsdp" only embedding and head are gathered as a whole. Gradients and update take width +
+    4 + 4 bytes per parameter. The loop over microbatches needs the gathered parameters once more.
     """
     parameters, tables = shape.parameters / tensor, shape.table_parameters / tensor
     layers = parameters - tables
@@ -200,9 +195,8 @@ def _working(
 ) -> dict[str, float]:
     """Bytes per token of one layer's backward pass.
 
-    The kernel's log-sum-exp fills 128 lanes. Where a sequence is divided and its devices do not
-    exchange positions for heads (all-to-all), every device holds the keys, values and cotangents of
-    the whole sequence.
+    The kernel's log-sum-exp fills 128 lanes. Devices that share a sequence and do not exchange its
+    positions for heads hold the keys, values and cotangents of the whole sequence.
     """
     heads = model.heads * model.head_size / parallel.tensor
     gathered = 4 * model.kv_heads * model.head_size * (parallel.sequence - 1) / parallel.tensor
@@ -233,10 +227,7 @@ def partial_sums(
     window: int | None,
     platform: str = "tpu",
 ) -> float:
-    """Bytes that splash's fused backward kernel writes in one layer with a `window`.
-
-    0 where this kernel does not run.
-    """
+    """Bytes that splash's fused backward kernel writes in one layer; 0 where it does not run."""
     sequence, length = train.parallel.sequence, train.sequence_length
     runs = platform == "tpu" and train.attention in ("auto", "splash")
     if not runs or length % (LANES * sequence):

@@ -1,9 +1,8 @@
 """Resolves "auto" of remat, sharding, loss chunks and offload to settings that fit in memory.
 
-Chooses the cheapest combination that fits by `training.cost.memory_estimate`, and uses the host's
-memory only when nothing else fits. A device of unknown memory is assumed to have enough. An
-estimate may fill a device completely: all that it counts is in memory only at the peak, and the
-compiler's peak of a program that fits is 6 to 21 % lower.
+Chooses the cheapest combination that fits by `training.cost.memory_estimate`. An estimate may fill
+a device completely: all that it counts is in memory only at the peak, and the compiler's peak of a
+program that fits is 6 to 21 % lower.
 """
 
 from __future__ import annotations
@@ -16,7 +15,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 from models.shape.config import TransformerConfig
-from models.shape.footprint import chunk_count, footprint, logit_budget, parameter_axes
+from models.shape.footprint import (
+    LOGIT_BUDGET_BYTES,
+    chunk_count,
+    footprint,
+    parameter_axes,
+)
 from models.shape.remat_names import BLOCK_INPUT, MATMULS
 from pipeline.errors import InputError
 from training.config import OptimizerConfig, Parallelism, TrainConfig
@@ -26,10 +30,7 @@ from training.cost.memory_estimate import GIB, Estimate, estimate
 
 
 def check_model(model: TransformerConfig, parallel: Parallelism, devices: int) -> None:
-    """Raise `InputError` unless the mesh divides the devices and the parameters over them.
-
-    `parallel` is without "auto" as sharding.
-    """
+    """Raise `InputError` unless the mesh divides the devices and the parameters over them."""
     mesh, rules = _mesh(parallel, devices), parallel.rules
     applied = [rules.params, rules.optimizer_state or rules.params]
     applied += [rules.compute_params] if mesh[FSDP] > 1 else []
@@ -39,10 +40,7 @@ def check_model(model: TransformerConfig, parallel: Parallelism, devices: int) -
 
 
 def check_batch(train: TrainConfig, parallel: Parallelism, devices: int, first: int = 0) -> None:
-    """Raise `InputError` unless every microbatch splits evenly over the batch shards.
-
-    `train` is of the batch phase after `first` steps; `parallel` is without "auto" as sharding.
-    """
+    """Raise `InputError` unless every microbatch, after `first` steps, splits over the shards."""
     mesh, axes = _mesh(parallel, devices), parallel.rules.axes("batch")
     shards, microbatches = math.prod(mesh[axis] for axis in axes), train.microbatches
     if train.batch_size % (shards * microbatches):
@@ -55,6 +53,14 @@ def check_batch(train: TrainConfig, parallel: Parallelism, devices: int, first: 
 
 def _mesh(parallel: Parallelism, devices: int) -> Mapping[str, int]:
     return dict(zip(MESH_AXES, parallel.mesh_shape(devices), strict=True))
+
+
+CPU_LOGIT_BUDGET_BYTES = 16 * 2**20  # nearer to the size of its caches
+
+
+def logit_budget(platform: str) -> int:
+    """Bytes for the float32 logits of one chunk on a device of "tpu", "gpu" or "cpu"."""
+    return CPU_LOGIT_BUDGET_BYTES if platform == "cpu" else LOGIT_BUDGET_BYTES
 
 
 SHARDINGS: dict[Sharding, float] = {"replicated": 0.0, "zero1": 0.01, "fsdp": 0.1}
@@ -82,14 +88,10 @@ class Devices:
 def divisible(
     model: TransformerConfig, chosen: Parallelism, devices: Devices
 ) -> tuple[Parallelism, ...]:
-    """`chosen` with each sharding over which the model divides.
-
-    Raises:
-        InputError: there is none; names the setting.
-    """
-    found, failures = list[Parallelism](), list[InputError]()
-    tried = tuple(SHARDINGS) if chosen.sharding == "auto" else (chosen.sharding,)
-    for sharding in tried:
+    """`chosen` with each sharding over which the model divides; refused if there is none."""
+    found: list[Parallelism] = []
+    failure: InputError | None = None
+    for sharding in tuple(SHARDINGS) if chosen.sharding == "auto" else (chosen.sharding,):
         parallel = dataclasses.replace(chosen, sharding=sharding)
         parallel = parallel.within_slices(devices.count, devices.slices)
         parallel.mesh_shape(devices.count)  # a group that no mesh has is refused for "auto" too
@@ -97,9 +99,9 @@ def divisible(
             check_model(model, parallel, devices.count)
             found.append(parallel)
         except InputError as error:
-            failures.append(error)
-    if not found:
-        raise failures[0]
+            failure = failure or error
+    if failure is not None and not found:
+        raise failure
     return tuple(found)
 
 
@@ -109,13 +111,10 @@ def resolve(
     """`train`, of one batch phase, without "auto", and a sentence with the reason.
 
     Chooses the cheapest combination that fits; recomputed FLOPs, a sharded state, and Muon's
-    products, which each copy of the state repeats, have a cost.
-    If none fits, it offloads the optimizer state, which moves once a step; then residuals, which
-    move in every layer of every microbatch; then both. If still none fits, it chooses the smallest,
-    and the sentence reports its size and the limit.
-
-    Raises:
-        InputError: the mesh does not divide the devices, or the model does not divide over it.
+    products, which each copy of the state repeats, have a cost. If none fits, it offloads the
+    optimizer state, which moves once a step; then residuals, which move in every layer of every
+    microbatch; then both. If still none fits, it chooses the smallest. A device of unknown memory
+    is assumed to have enough.
     """
     candidates = []
     count, platform, limit = devices.count, devices.platform, devices.limit
@@ -138,20 +137,18 @@ def resolve(
         offload = (2 if remat == OFFLOADED else 0) + (place == "host")
         cost = recomputed(model, remat, train.sequence_length) + SHARDINGS[parallel.sharding]
         cost += orthogonalized / parallel.mesh_shape(count)[1]
-        candidates.append(((offload, cost), size.total, found, size))
+        candidates.append(((offload, cost), size.total, len(candidates), found, size))
     fitting = [c for c in candidates if limit is None or c[1] <= limit]
-    if fitting:
-        _, _, found, size = min(fitting, key=lambda c: c[:2])
-    else:
-        _, _, found, size = min(candidates, key=lambda c: c[1])
+    best = min(fitting) if fitting else min(candidates, key=lambda c: c[1])
+    _, _, _, found, size = best
     return found, _reason(found, size, limit, recomputed(model, found.remat, train.sequence_length))
 
 
 def _remats(model: TransformerConfig, train: TrainConfig) -> list[str]:
     """The remat settings to compare, from all matmuls kept to none kept.
 
-    In between, attention's result and the attention output projection are kept with every subset of
-    the other matmuls. The last setting keeps nothing and offloads the blocks' inputs.
+    In between, attention's result and output projection are kept with every subset of the other
+    matmuls. The last setting keeps nothing and offloads the blocks' inputs.
     """
     if train.remat != "auto":
         return [train.remat]

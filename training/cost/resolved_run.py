@@ -111,9 +111,6 @@ def resolve_run(
     """The run on `devices`, with `done` steps behind it; steps and sequence length are known.
 
     The largest phase decides the sharding. Batches of which no step is left are not looked at.
-
-    Raises:
-        InputError: see `check_run`.
     """
     left = check_run(model, optimizer, train, devices, done=done)
     largest = largest_of(left)
@@ -151,11 +148,6 @@ def check_run(
     """The phases that are left of a run which can be: `resolve_run` without its choices.
 
     Without `train.steps` only the first phase is checked: others may lie beyond the run's end.
-
-    Raises:
-        InputError: a schedule is longer than the run, sequences are longer than the learned
-            positions, the model or a batch does not divide over the devices, the attention back end
-            cannot run, or the loss chunks do not divide the positions.
     """
     check_lengths(model, optimizer, train)
     every = batch_phases(train)
@@ -177,8 +169,7 @@ def check_lengths(
 ) -> None:
     """Refuse a schedule longer than the run, and sequences longer than the learned positions.
 
-    Raises:
-        InputError: names both; where one of them is not known (None, 0), nothing is refused.
+    Where one of them is not known (None, 0), nothing is refused.
     """
     if train.steps:
         optimizer.phases(train.steps)

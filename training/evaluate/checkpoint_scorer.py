@@ -43,13 +43,11 @@ class ScoreJob:
     """The evaluation of checkpoints of one model, as plain data that other processes can receive.
 
     Attributes:
-        splits: name and shards of each split; may be empty.
         sequences: sequences to read of each split, spread over it; None for all.
         batch_size: sequences per batch; None for `TrainConfig.evaluation_batch`. Rounded up to a
             multiple of the devices that share a batch.
         token_bytes: number of UTF-8 bytes of every id.
         tokenizer: digest of the tokenizer that wrote the shards.
-        prompts: prompts of generated samples; None for no samples.
         masked: whether ids are stored with a loss mask, see `training.step.train_step`.
     """
 
@@ -70,12 +68,7 @@ class ScoreJob:
 
 @dataclass(frozen=True, kw_only=True)
 class Scored:
-    """Scores of one checkpoint.
-
-    Attributes:
-        rows: one metrics row per held-out split, see `Evaluator`.
-        samples: one {"prompt", "completion"} per prompt.
-    """
+    """One metrics row per held-out split, and one {"prompt", "completion"} per prompt."""
 
     rows: list[MetricsRow]
     samples: list[dict[str, str]]
@@ -85,9 +78,6 @@ class Scorer:
     """Scores any number of checkpoints; every program is compiled once. Close it after use.
 
     Every process creates one and calls it with the same arguments.
-
-    Raises:
-        InputError: a split is too small.
     """
 
     def __init__(self, job: ScoreJob, devices: Sequence[jax.Device] | None = None) -> None:
@@ -143,7 +133,6 @@ def load_scored(
     """A `Likelihood` and the model of a checkpoint, both on `devices` (default: all).
 
     Raises:
-        InputError: the checkpoint is of another model.
         CorruptOutput: the checkpoint's files are missing or changed.
     """
     train, layout = _placed(model, train, devices)
@@ -188,7 +177,6 @@ def _spread(
 LOOK_SECONDS = 1.0
 MOST_FAILED_LOOKS = 5
 _MESSAGE_BYTES = 4096
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)

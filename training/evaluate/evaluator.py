@@ -114,9 +114,6 @@ def evaluate(
     """Metrics row of the split `name`: loss (mean nats per token), bits_per_byte, tokens and bytes.
 
     Omits bits_per_byte when the predicted tokens have no bytes.
-
-    Raises:
-        InputError: the loss mask excludes every token.
     """
     parts = fetch(step(model, *batch, token_bytes) for batch in batches)
     nll, tokens, size = (
@@ -138,13 +135,6 @@ class Interrupted(Exception):
     """An evaluation was cancelled."""
 
 
-def _while_not(stopping: Callable[[], bool], batches: Iterable[Batch]) -> Iterator[Batch]:
-    for batch in batches:
-        if stopping():
-            raise Interrupted
-        yield batch
-
-
 class Evaluator:
     """Scores models on held-out splits, whose files it keeps open. Close it after use.
 
@@ -155,9 +145,6 @@ class Evaluator:
         batch_size: sequences per batch, over all processes; rounded up to a multiple of the
             devices that share a batch.
         sequences: sequences to read of each split, spread over it; None for all.
-
-    Raises:
-        InputError: a split has fewer than two tokens, or `sequences` is below 1.
     """
 
     def __init__(
@@ -196,12 +183,18 @@ class Evaluator:
 
         Raises:
             Interrupted: `stopping`, which is called before every batch, returned true.
-            InputError: the loss mask of a split excludes every token.
         """
+
+        def unless_stopped(batches: Iterator[Batch]) -> Iterator[Batch]:
+            for batch in batches:
+                if stopping():
+                    raise Interrupted
+                yield batch
+
         found = []
         for name, rows, array in self._splits:
             batches = read_batches(rows, array.read, self._length, self._batch_size, self._layout)
-            batches = _while_not(stopping, batches)
+            batches = unless_stopped(batches)
             found.append(evaluate(self._step, model, batches, self._token_bytes, name))
         return found
 
@@ -212,11 +205,7 @@ class Evaluator:
 class InTrainingEvaluation:
     """Evaluates a run and generates samples. Close it after use.
 
-    Attributes:
-        evaluated: step of the last evaluation, also by earlier attempts; -1 before the first.
-
-    Raises:
-        InputError: a held-out split or a prompt cannot be used.
+    `evaluated` is the step of the last evaluation, also by earlier attempts; -1 before the first.
     """
 
     def __init__(self, job: TrainJob, program: Program, watch: Stopwatch, evaluated: int) -> None:

@@ -1,9 +1,8 @@
 """Generates samples from fixed prompts with the model in training.
 
 One program serves the whole run: prompts, lengths and settings are its constants, and the current
-parameters are its only argument. They keep the sharding of the train step; the compiler partitions
-the (small) computation of one token. Every process calls it at the same step and gets the same
-text.
+parameters, sharded as in the train step, its only argument. Every process calls it at the same step
+and gets the same text.
 """
 
 from __future__ import annotations
@@ -31,15 +30,7 @@ _REFERENCE_MAX_PROMPT = 512
 class Sampler:
     """Completes fixed prompts with the parameters that each call passes.
 
-    Args:
-        prompts: ids of each prompt, at least one.
-        new_tokens: maximum number of ids to add to each prompt.
-        sampling: how to choose tokens; by default greedily.
-        eos_id: the id that ends a completion; the completion includes it.
-
-    Raises:
-        InputError: a prompt is empty, has ids outside the vocabulary, or is too long for the
-            learned positions.
+    `new_tokens` are at most added to each prompt, greedily by default, and end with `eos_id`.
     """
 
     def __init__(
@@ -90,11 +81,7 @@ class Sampler:
 
 
 class SampleGenerator:
-    """Completes text prompts with the parameters that each call passes; compiles one program.
-
-    Raises:
-        InputError: a prompt is too long for the model, or not Unicode.
-    """
+    """Completes text prompts with the parameters that each call passes; compiles one program."""
 
     def __init__(
         self, prompts: Prompts, config: TransformerConfig, layout: Layout, compute_dtype: str

@@ -1,8 +1,7 @@
 """Adapts a trained model to EleutherAI's lm-evaluation-harness (`lm_eval.api.model.TemplateLM`).
 
-The harness is an optional extra (`pip install ponente[lm-eval]`), imported on use. Written for its
-release 0.4.13. It runs in one process, on all of its devices. Every document begins with BOS,
-as everywhere here.
+The harness 0.4.13 is an optional extra (`pip install ponente[lm-eval]`), imported on use. It runs
+in one process, on all of its devices. Every document begins with BOS.
 """
 
 from __future__ import annotations
@@ -114,11 +113,7 @@ def adapter(
 
 
 def _answer_length(settings: dict[str, Any], longest: int) -> int:
-    """Most tokens of an answer.
-
-    Raises:
-        InputError: the task samples, or its answers leave no place for a prompt.
-    """
+    """Most tokens of an answer; refused if the task samples, or leaves no place for a prompt."""
     sampled = settings.get("do_sample")
     if sampled or (sampled is None and float(settings.get("temperature") or 0) > 0):
         raise InputError(
@@ -162,9 +157,6 @@ def run_tasks(lm: Any, tasks: Sequence[Any], **settings: Any) -> dict[str, dict[
 
     Tasks are names, or their configurations as mappings; `settings` are arguments of
     `lm_eval.simple_evaluate`, such as num_fewshot and limit.
-
-    Raises:
-        InputError: the harness is not installed, or has no such task.
     """
     evaluate = harness().simple_evaluate
     try:

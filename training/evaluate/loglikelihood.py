@@ -78,11 +78,7 @@ class Likelihood:
         self._step = _make_step(model, train, layout, boundaries)
 
     def __call__(self, model: Transformer, requests: Sequence[Continuation]) -> list[LogLikelihood]:
-        """Results in the order of the requests; every process passes all requests and gets all.
-
-        Raises:
-            InputError: a request has nothing before its continuation, or no continuation.
-        """
+        """Results in the order of the requests; every process passes all requests and gets all."""
         for request in requests:
             if not 0 < request.first < len(request.ids):
                 raise InputError(
@@ -195,10 +191,6 @@ def text_question(
     Context and choice, with `delimiter` between, are encoded together and split at the length of
     the context alone; trailing spaces of the context move to the choice. The document begins with
     BOS. `sizes` and `characters` count choices without the delimiter.
-
-    Raises:
-        InputError: fewer than two choices, one that is empty or no text, a `gold` that is no index
-            of one, or a choice without tokens of its own.
     """
     texts = isinstance(choices, list | tuple) and all(isinstance(c, str) and c for c in choices)
     if not (isinstance(context, str) and texts and len(choices) >= 2):
@@ -243,10 +235,7 @@ def answer(
 
 
 def accuracy(questions: Sequence[Question], answers: Sequence[np.ndarray]) -> MetricsRow:
-    """acc and acc_bytes, their standard errors, the number of items, and chance accuracy.
-
-    Also acc_norm where the numbers of characters are known.
-    """
+    """acc, acc_bytes and, from the characters, acc_norm with standard errors; items and chance."""
     found: MetricsRow = {"items": len(questions)}
     found["chance"] = float(np.mean([1 / len(q.choices) for q in questions]))
     divisors = {
@@ -265,7 +254,5 @@ def accuracy(questions: Sequence[Question], answers: Sequence[np.ndarray]) -> Me
 
 
 def _standard_error(values: Sequence[bool]) -> float:
-    """Standard error of the mean, from the sample variance; NaN for a single value."""
-    if len(values) < 2:
-        return math.nan
-    return float(np.std(values, ddof=1) / math.sqrt(len(values)))
+    """Of the mean, from the sample variance; NaN for a single value."""
+    return float(np.std(values, ddof=1) / math.sqrt(len(values))) if len(values) > 1 else math.nan

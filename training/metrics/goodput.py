@@ -90,16 +90,16 @@ class Attempt:
 
 
 def fold(rows: Iterable[Mapping[str, Any]]) -> Attempt | None:
-    """The attempt of a metrics log's rows; None of a log without times, of an older version."""
-    config: Mapping[str, Any] = {}
-    first_step, loaded = None, False
+    """The attempt of a metrics log's rows; None of a log without times."""
+    found: dict[str, Any] = {}
     times: Mapping[str, Any] | None = None
     began, marks = 0.0, []
     for row in rows:
         if row["kind"] == "config":
-            config = row
+            names = ("attempt", "build", "device", "devices", "processes")
+            found |= {name: row[name] for name in names if name in row}
         elif row["kind"] == "began":
-            first_step, loaded = row["step"], row.get("loaded", False)
+            found |= {"first_step": row["step"], "loaded": row.get("loaded", False)}
         elif row["kind"] == "time":
             if times is None:
                 began = row["time"] - sum(row["buckets"].values())
@@ -109,17 +109,13 @@ def fold(rows: Iterable[Mapping[str, Any]]) -> Attempt | None:
     if times is None:
         return None
     return Attempt(
-        attempt=config["attempt"],
-        build=config["build"],
         began=began,
         buckets=times["buckets"],
-        first_step=first_step,
         last_step=times["step"],
         outcome=times.get("outcome", "running"),
         marks=tuple(marks),
-        **{name: config[name] for name in ("device", "devices", "processes")},
         startup=times["startup"],
-        loaded=loaded,
+        **found,
     )
 
 

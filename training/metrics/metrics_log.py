@@ -16,7 +16,6 @@ import hashlib
 import json
 import logging
 import math
-import re
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -48,17 +47,12 @@ MEASURED = frozenset(
     }
 )
 """Columns that depend on the machine and its clock; the others are the same in a repeated run."""
-_OLD_PART = re.compile(r"metrics\.[0-9]{15}\.jsonl")  # in object stores, of earlier versions
 _READ_BYTES = 1 << 20
 
 
 def log_files(directory: str) -> list[tuple[str, int]]:
     """URL and size of the files of the metrics log in a directory, in order."""
-    if found := append.objects(storage.join(directory, NAME)):
-        return found
-    old = [name for name in storage.list_names(directory) if _OLD_PART.fullmatch(name)]
-    urls = [storage.join(directory, name) for name in old]
-    return [(url, storage.size(url) or 0) for url in urls]
+    return append.objects(storage.join(directory, NAME))
 
 
 def read_log(
@@ -66,11 +60,8 @@ def read_log(
 ) -> Iterator[Entry]:
     """The entries of one attempt's metrics log, or those of some kinds; none without a log.
 
-    Skips an incomplete last line, which a kill leaves. Reads `end` bytes if given.
-
-    Raises:
-        CorruptOutput: the log has fewer than `end` bytes.
-        ValueError: a line is not JSON.
+    Skips an incomplete last line, which a kill leaves. Reads `end` bytes if given, and raises
+    `CorruptOutput` where there are fewer.
     """
     # The kind is a line's first field: other lines are skipped without parsing them.
     begins = None if kinds is None else tuple(f'{{"kind": "{kind}"'.encode() for kind in kinds)
@@ -122,8 +113,7 @@ def read_history(
 ) -> Iterator[Entry]:
     """The entries of a run's history in order, the same as of an uninterrupted run.
 
-    Raises:
-        CorruptOutput: a log is shorter than its segment.
+    Raises `CorruptOutput` where a log is shorter than its segment.
     """
     for directory, end in history:
         yield from read_log(directory, end, kinds)
@@ -162,8 +152,7 @@ def write_history(directory: str, history: Sequence[Segment], attempts: Iterable
 def content_of(history: Sequence[Segment]) -> str:
     """Hex SHA-256 of a run's steps without the columns of `MEASURED`.
 
-    Evaluations and samples look at the model, as often as settings outside the key say: they are
-    not part of what was trained.
+    Evaluations and samples are not part of what was trained.
     """
     found = hashlib.sha256()
     for entry in read_history(history, ["step"]):
@@ -189,9 +178,8 @@ def from_relative(history: Sequence[Sequence[Any]], base: str) -> tuple[Segment,
 
 def _relative(directory: str, base: str) -> str:
     here, there = _parts(base), _parts(directory)
-    common = 0
-    while common < min(len(here), len(there)) and here[common] == there[common]:
-        common += 1
+    pairs = enumerate(zip(here, there, strict=False))
+    common = next((i for i, (a, b) in pairs if a != b), min(len(here), len(there)))
     return "/".join([*[".."] * (len(here) - common), *there[common:]])
 
 
@@ -209,13 +197,8 @@ _COPY_LINES = 10_000
 class MetricsLog:
     """Appends entries to the metrics log of one attempt.
 
-    Args:
-        directory: URL of a directory that contains no metrics log yet.
-        times: fields of the row of kind "time" that the thread writes every ten seconds.
-        every: seconds between two appends.
-
-    Raises:
-        InputError: the directory contains a metrics log already.
+    `directory` must contain no metrics log yet. `times` gives the fields of the row of kind "time",
+    which the thread writes every ten seconds; it appends after `every` seconds.
     """
 
     def __init__(

@@ -38,11 +38,9 @@ TRACE_SECONDS = 600.0
 class Profiler:
     """Starts and stops traces between steps.
 
-    Args:
-        directory: URL of the run's directory, which gets requests and traces.
-        window: (first step, number of steps) to profile without a request.
-        poll: seconds between polls for a request; by default 2 on local disks, 10 in a store.
-        start, stop: start a trace into a local directory, and stop it; for tests.
+    `directory` gets requests and traces. `window` is (first step, number of steps) to profile
+    without a request; a thread looks for requests every `poll` seconds, by default 2 on local disks
+    and 10 in a store. `start` and `stop` are for tests.
     """
 
     def __init__(
@@ -54,10 +52,8 @@ class Profiler:
         start: Callable[[str], Any] | None = None,
         stop: Callable[[], Any] = jax.profiler.stop_trace,
     ) -> None:
-        self._directory = directory
-        self._window = window
-        self._start = start or _start
-        self._stop = stop
+        self._directory, self._window = directory, window
+        self._start, self._stop = start or _start, stop
         self._requested = 0  # steps to profile, set by the thread
         self._until = 0
         self._spool: Spool | None = None

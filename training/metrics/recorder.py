@@ -1,8 +1,7 @@
 """Metrics rows of training steps, their definitions, and the recorder that makes them a step late.
 
-Reading a metric blocks until the device has computed it. The recorder keeps the device arrays of
-the newest step and reads those of the step before, which are (nearly) computed, so the device
-always has the next step queued while the host reads.
+Reading a metric blocks until the device has computed it. The recorder reads the metrics of the step
+before the newest, which are (nearly) computed, so the device always has the next step queued.
 
 A row describes one optimizer step:
 
@@ -41,6 +40,7 @@ for a run in float32. Other columns of the step are passed through.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import resource
@@ -49,7 +49,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 
@@ -59,10 +59,6 @@ from pipeline.accelerators import peak_flops
 from pipeline.errors import InputError
 from training.config.job import MetricsRow
 from training.metrics.stopwatch import Stopwatch
-
-if TYPE_CHECKING:
-    import jax
-
 
 MEMORY_SECONDS = 1.0
 
@@ -86,20 +82,17 @@ class Throughput:
 
     @staticmethod
     def of(
-        model: TransformerConfig,
-        batch_size: int,
-        sequence_length: int,
-        kind: str,
-        devices: int,
+        model: TransformerConfig, batch_size: int, sequence_length: int, kind: str, devices: int
     ) -> Throughput:
         """Rates of one batch phase on so many devices of JAX's device kind `kind`."""
         one = peak_flops(kind)
+        causal, full = (
+            training_flops_per_token(model, sequence_length, causal=causal)
+            for causal in (True, False)
+        )
         return Throughput(
             tokens=batch_size * sequence_length,
-            flops=(
-                training_flops_per_token(model, sequence_length, causal=True),
-                training_flops_per_token(model, sequence_length, causal=False),
-            ),
+            flops=(causal, full),
             peak=None if one is None else one * devices,
             rows=batch_size,
         )
@@ -146,14 +139,11 @@ def _peak_bytes(devices: Sequence[jax.Device]) -> int | None:
     return max(peaks, default=None) if peaks else _peak_resident()
 
 
-def _peak_resident() -> int | None:
-    try:
-        with open("/proc/self/status") as file:
-            for line in file:
-                if line.startswith("VmHWM"):
-                    return int(line.split()[1]) * 1024
-    except OSError:
-        pass
+def _peak_resident() -> int:
+    with contextlib.suppress(OSError), open("/proc/self/status") as file:
+        for line in file:
+            if line.startswith("VmHWM"):
+                return int(line.split()[1]) * 1024
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
@@ -185,14 +175,9 @@ class Recorder:
     A row's `seconds` and `data_wait` are what the buckets "step" and "data_wait" of the stopwatch
     have gained since the row before, so time in any other bucket belongs to no row.
 
-    Args:
-        on_row: called with every row.
-        watch: the attempt's stopwatch.
-        throughput: rates of the coming steps, applied from the next `push`; None before the first
-            batch phase.
-        max_skipped: `push` raises after this many skipped steps in a row.
-        updates: up to the last row; a resumed attempt continues the series.
-        memory: returns `memory_bytes`, or None for a row without it.
+    `throughput` is of the coming steps, applied from the next `push`; None before the first batch
+    phase. `push` raises after `max_skipped` skipped steps in a row. `updates` are those up to the
+    last row; a resumed attempt continues the series. `memory` gives `memory_bytes`, or None.
     """
 
     def __init__(
@@ -247,7 +232,9 @@ class Recorder:
         row = {"step": step, **values, "seconds": seconds, "data_wait": data_wait}
         row |= throughput.row(seconds)
         self._recent.append((throughput.tokens, seconds))
-        row["tokens_per_second_average"] = _rate(self._recent)
+        tokens = sum(tokens for tokens, _ in self._recent)
+        spent = sum(seconds for _, seconds in self._recent)
+        row["tokens_per_second_average"] = tokens / max(spent, 1e-9)
         if "tokens" in values:
             row["padded"] = throughput.padded(values["tokens"])
             row["useful_tokens_per_second"] = values["tokens"] / max(seconds, 1e-9)
@@ -270,7 +257,3 @@ class Recorder:
                 f"{in_a_row} steps in a row, none was applied; lower the learning "
                 "rate or lengthen warmup, or inspect this part of the data"
             )
-
-
-def _rate(recent: deque[tuple[int, float]]) -> float:
-    return sum(tokens for tokens, _ in recent) / max(sum(seconds for _, seconds in recent), 1e-9)

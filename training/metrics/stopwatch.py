@@ -2,8 +2,7 @@
 
     init        from the start until the first batch is requested, restore included
     compile     waiting for the compilation of the train step
-    data_wait   the devices were idle because the next batch was not ready (see
-                `training.metrics.stopwatch`)
+    data_wait   the devices were idle because the next batch was not ready (see `TimedBatches`)
     step        training: queueing steps, reading their metrics, waiting for the devices
     skipped     the same for steps that were not applied (see `training.step.train_step`)
     evaluation  scoring held-out splits, compilation included
@@ -34,8 +33,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
-from pipeline.errors import InputError
-
 if TYPE_CHECKING:
     import jax
     import numpy as np
@@ -54,11 +51,8 @@ class TimedBatches:
     first waits for the step, and only the wait after it counts. The loader's queue is empty then,
     so this delays only the hand-over of the next batch.
 
-    Args:
-        batches: the loader.
-        watch: the stopwatch, in `step` while the loop runs.
-        clock: the stopwatch's clock, in nanoseconds.
-        waiting: context of the wait for a batch, such as `Watchdog.waiting`.
+    `clock` is the stopwatch's, in nanoseconds; `waiting` is the context of the wait for a batch,
+    such as `Watchdog.waiting`.
     """
 
     def __init__(
@@ -120,10 +114,7 @@ STARTUP = (
 class Stopwatch:
     """Adds elapsed time to the current bucket. One thread switches; any thread may read.
 
-    Args:
-        bucket: the first bucket.
-        clock: returns the nanoseconds of a monotonic clock.
-        before: seconds of the startup's parts that ended before.
+    `clock` returns nanoseconds; `before` has seconds of the startup's parts that ended before.
     """
 
     def __init__(
@@ -135,13 +126,13 @@ class Stopwatch:
         self._clock = clock
         self._lock = threading.Lock()
         self._spent = dict.fromkeys(BUCKETS, 0)
-        self._bucket = _known(bucket)
+        self._bucket = bucket
         self._since = self._part_since = clock()
         self.startup: Mapping[str, float] = dict(before or {})  # replaced as a whole, never changed
 
     def switch(self, bucket: str) -> str:
         """Count time from now on in `bucket`; returns the bucket before."""
-        _known(bucket)
+        assert bucket in BUCKETS, bucket
         with self._lock:
             now = self._clock()
             before = self._bucket
@@ -191,9 +182,3 @@ class Stopwatch:
         now = self._clock()
         self.startup = {**self.startup, part: (now - self._part_since) / 1e9}
         self._part_since = now
-
-
-def _known(bucket: str) -> str:
-    if bucket not in BUCKETS:
-        raise InputError(f"expected one of the buckets {', '.join(BUCKETS)}, got {bucket!r}")
-    return bucket

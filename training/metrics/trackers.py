@@ -185,8 +185,7 @@ def sample_name(prompt: str) -> str:
 
 def _run_id(context: Mapping[str, Any]) -> str:
     """An id that all attempts of a run share; a rebuild of the run has another."""
-    build = context.get("build")
-    return _identifier(f"{context['run']}-{build}" if build else context["run"])
+    return _identifier("-".join(filter(None, (context["run"], context.get("build")))))
 
 
 def _identifier(run: str) -> str:
@@ -194,23 +193,13 @@ def _identifier(run: str) -> str:
     return "".join(c if c.isascii() and (c.isalnum() or c in "_.-") else "-" for c in run)[-64:]
 
 
-logger = logging.getLogger(__name__)
-
-
 class Trackers:
     """The trackers `names` of one attempt.
 
-    Args:
-        names: names from `training.config.train.TRACKERS`.
-        context: JSON values that every child gets: `directory` (URL for its files, this attempt's
-            own), `shared` (the same for all attempts of the build), `run` (name of the run, the
-            same for all its attempts), `build` (distinguishes this run's attempts from those of an
-            earlier run of that name), `config` (without environment variables) and `path` (the
-            metrics log).
-        command: command of a child; by default `training.metrics.trackers`.
-
-    Raises:
-        InputError: a name is not one of `TRACKERS`.
+    `context` has JSON values that every child gets: `directory` (URL for its files, this attempt's
+    own), `shared` (the same for all attempts of the build), `run` (name of the run, the same for
+    all its attempts), `build` (distinguishes this run's attempts from those of an earlier run of
+    that name), `config` (without environment variables) and `path` (the metrics log).
     """
 
     def __init__(

@@ -31,8 +31,7 @@ def joined(address: str | None, count: int = 1, index: int = 0) -> Iterator[None
     the others could not leave.
 
     Raises:
-        ResourcesUnavailable: when another process holds this host's chips, such as one left from
-            an earlier run; the step then waits for resources and is scheduled again.
+        ResourcesUnavailable: another process holds this host's chips.
     """
     import jax
 

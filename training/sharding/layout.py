@@ -36,10 +36,7 @@ Shape = tuple[int, int, int, int]
 
 
 def make_mesh(devices: Sequence[jax.Device], parallel: Parallelism) -> Mesh:
-    """The mesh of all devices of all processes, or of those of a topology description.
-
-    `parallel` is without "auto". Raises `InputError` when the mesh axes do not divide the devices.
-    """
+    """The mesh of all devices, or of those of a topology; `parallel` is without "auto"."""
     shape = parallel.mesh_shape(len(devices))
     arranged = _on_torus if devices[0].platform == "tpu" else _by_process
     axis_types = (AxisType.Auto,) * len(MESH_AXES)
@@ -117,9 +114,8 @@ class Layout:
     def activations(self) -> Iterator[None]:
         """Context for tracing in which `haliax.auto_sharded` shards activations by the rules.
 
-        Haliax adds no constraint without a mesh, and code written per device needs one. Setting the
-        abstract mesh here makes the program the same in every thread that traces it and for a
-        topology description.
+        Code written per device needs a mesh too. An abstract one makes the program the same in
+        every thread that traces it and for a topology description.
         """
         mapping = {name: axes for name, axes in self.rules.activations if self._devices(axes) > 1}
         with use_abstract_mesh(self.mesh.abstract_mesh), hax.axis_mapping(mapping):
@@ -198,10 +194,7 @@ class Layout:
         return NamedSharding(self.mesh, PartitionSpec(None, self.rules.axes("batch")))
 
     def shardings(self, tree: Any, rules: Rules | None = None) -> Any:
-        """One `NamedSharding` per array of `tree`, by the rules of parameters if not others.
-
-        Raises `InputError` when an axis is not divisible by the devices that split it.
-        """
+        """One `NamedSharding` per array of `tree`, by the rules of parameters if not others."""
         rules = self.rules.params if rules is None else rules
         return jax.tree.map(lambda leaf: self._sharding(leaf, rules), tree, is_leaf=is_named)
 

@@ -109,14 +109,8 @@ def build_programs(
 ) -> Programs:
     """The programs of a run on `devices`, real or described; nothing is compiled yet.
 
-    Args:
-        model, optimizer, train: the configurations.
-        devices: real devices, or those of a topology description.
-        eos_id, padded, masked: as of `training.step.train_step`.
-        done: steps that are done before.
-
-    Raises:
-        InputError: the run cannot be on these devices, see `training.cost.resolved_run`.
+    `eos_id`, `padded` and `masked` are those of `Boundaries`; `done` steps are behind the run. What
+    `training.cost.resolved_run` refuses is refused.
     """
     found = resolve_run(model, optimizer, train, described(devices), done=done)
     layout = make_layout(devices, found.largest.train.parallel)

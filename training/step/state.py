@@ -86,8 +86,7 @@ def initialization_options(platform: str) -> dict[str, int] | None:
 
     It runs once, and on a CPU its optimization takes longer than its execution: with these options
     it takes 1.1 s of CPU time instead of 4.3 s at 4 layers of embed 128, and the state has the same
-    bits. Fusions without MLIR give half of the saving. The train step does not use them: its loss
-    over 32,768 ids would take a fifth longer.
+    bits. In the train step the loss over 32,768 ids would take a fifth longer.
     """
     if platform != "cpu":
         return None
@@ -105,8 +104,7 @@ class TrainState(eqx.Module):
         optimizer_state: moments, shaped and by default sharded as the parameters, and counts.
         ema: EMA of the parameters after each applied step, see `ema_weight`; those of the start
             before the first. None without `TrainConfig.ema`.
-        recent: losses of the last applied steps, see `training.step.state`; None without
-            `TrainConfig.spike_guard`.
+        recent: losses of the last applied steps; None without `TrainConfig.spike_guard`.
     """
 
     step: jax.Array

@@ -35,9 +35,9 @@ from models.layers.axes import BATCH, POSITION
 from models.layers.norms import cast
 from models.loss.next_token import next_token_loss, score_tokens
 from models.named import NamedArray
-from models.shape.footprint import logit_budget
 from models.transformer import Transformer
 from training.config import TrainConfig
+from training.cost.memory_plan import logit_budget
 from training.optimizer import Schedule
 from training.sharding.layout import Layout
 from training.step.state import (
@@ -149,10 +149,7 @@ jax.tree_util.register_dataclass(LossSums, ("nll", "z", "count"), ())
 
 @dataclass(frozen=True)
 class LossFunction:
-    """The summed loss of a batch, and its gradients with respect to float32 parameters.
-
-    `config` is without "auto", `backend` of `models.attention.dispatch`.
-    """
+    """The summed loss of a batch, and its gradients with respect to float32 parameters."""
 
     config: TrainConfig
     layout: Layout
@@ -275,8 +272,6 @@ def make_train_step(
     position], sharded as `layout.batch`. Metrics are float32 scalars: `loss` (mean nll in nats per
     counted token; 0 without one), `grad_norm` and `parameter_norm` (global 2-norms),
     `learning_rate`, `tokens` (counted in the loss) and `skipped` (steps not applied so far).
-
-    Neither making the step nor lowering it for a topology description needs a device.
     """
     config, layout = loss_function.config, loss_function.layout
 

@@ -7,8 +7,8 @@ has 30 seconds. XLA compilation itself cannot be cancelled, so a process that ex
 waits for it; killing the process instead loses nothing.
 
 JAX decides what an entry of its cache depends on and writes those of process 0, whose compilation
-took a second or more. They are XLA's serialized executables: no pickle is loaded. On a pod of CPUs
-the keys differ among the processes, so that all but the first compile.
+took a second or more, as XLA's serialized executables: no pickle is loaded. On a pod of CPUs the
+keys differ among the processes, so that all but the first compile.
 """
 
 from __future__ import annotations
@@ -44,11 +44,7 @@ _DIGEST_BYTES = hashlib.sha256().digest_size
 
 
 class StoreCache(CacheInterface):
-    """A cache in a directory of the store.
-
-    Attributes:
-        found: keys of the entries that were returned.
-    """
+    """A cache in a directory of the store; `found` has the keys of the entries it returned."""
 
     def __init__(self, directory: str) -> None:
         self.found: list[str] = []
@@ -176,16 +172,13 @@ class PhaseCompiler:
         self._thread.shutdown(wait=False)
 
     def _compile(self, phase: BatchPhase) -> CompiledPhase:
-        program = self._programs[phase]
+        program, job = self._programs[phase], self._job
+        layout, train = program.layout, program.train
         traced = program.step.trace(program.abstract, program.abstract_batch())
-        throughput = self._throughput(program)
-        compiled = traced.lower().compile()
-        self._done += 1
-        return CompiledPhase(compiled, throughput)
-
-    def _throughput(self, program: Program) -> Throughput:
-        layout, train, job = program.layout, program.train, self._job
         kind = layout.mesh.devices.flat[0].device_kind
         shape = (job.model, train.batch_size, train.sequence_length, kind, layout.devices)
         executed = executed_flops(job.model, job.optimizer, train, program.backend, layout.devices)
-        return dataclasses.replace(Throughput.of(*shape), executed=executed)
+        throughput = dataclasses.replace(Throughput.of(*shape), executed=executed)
+        compiled = traced.lower().compile()
+        self._done += 1
+        return CompiledPhase(compiled, throughput)

@@ -96,7 +96,6 @@ def restore_or_init(job: TrainJob, program: Program, run: RunContext) -> Initial
 
     Raises:
         CorruptOutput: every checkpoint to resume from is corrupt, or the one to start from is.
-        InputError: one is of another model or data offset, or has done all steps of this run.
     """
 
     def corrupt(step: int, path: str, reason: str) -> None:

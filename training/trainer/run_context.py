@@ -41,8 +41,7 @@ def run_context(
 ) -> Iterator[RunContext]:
     """The context of an attempt, which is recorded as failed unless it calls `end`.
 
-    `device` and `devices` are the kind and number of its devices. Raises `InputError` when the
-    attempt has a metrics log already.
+    `device` and `devices` are the kind and number of its devices.
     """
     listener = listener or Listener()
     index, count = jax.process_index(), jax.process_count()
@@ -50,8 +49,7 @@ def run_context(
     def ends(report: str) -> None:
         listener.event("watchdog", process=index, report=report)
 
-    board = Board() if count > 1 else None
-    seconds = job.train.watchdog_seconds
+    board, seconds = Board() if count > 1 else None, job.train.watchdog_seconds
     with (
         StopSignal(many_processes=count > 1) as stop,
         Watchdog(seconds, index=index, count=count, board=board, on_end=ends) as watchdog,
@@ -65,11 +63,7 @@ def run_context(
 
 
 class RunContext(Listener):
-    """One attempt of a run.
-
-    Attributes:
-        leader: whether this is process 0; only it has `log`, and `profiler` with a run directory.
-    """
+    """One attempt of a run. Its leader, process 0, has `log`, and `profiler` with a directory."""
 
     def __init__(
         self,

@@ -17,7 +17,6 @@ from contextlib import ExitStack, closing, contextmanager
 from types import TracebackType
 
 import jax
-import numpy as np
 
 from data.batches.dataset import Dataset
 from data.batches.loader import Loader
@@ -25,7 +24,7 @@ from models.jax_numerics import fixed_numerics
 from pipeline.errors import InputError, PonenteError
 from training.checkpoint.checkpointer import Checkpointer
 from training.config.batch_schedule import BatchPhase, dropped, due
-from training.config.job import Listener, MetricsRow, TrainJob, TrainResult, check_job
+from training.config.job import Listener, TrainJob, TrainResult, check_job
 from training.evaluate.evaluator import InTrainingEvaluation
 from training.metrics.metrics_log import Segment, read_history, to_relative
 from training.metrics.recorder import PeakMemory, Recorder
@@ -56,7 +55,6 @@ def train(
         InputError: the job is invalid, `max_skipped` steps in a row or all steps were not applied,
             or the loss of the first or of the last evaluation is not finite.
         CorruptOutput: every checkpoint to resume from is corrupt.
-        StorageError: a checkpoint could not be written.
     """
     check_job(job)
     programs = build_programs(
@@ -85,20 +83,12 @@ class _Trainer:
     """One attempt of a run: its loop, its checkpoints and its evaluations."""
 
     def __init__(
-        self,
-        job: TrainJob,
-        programs: Programs,
-        compiler: PhaseCompiler,
-        run: RunContext,
+        self, job: TrainJob, programs: Programs, compiler: PhaseCompiler, run: RunContext
     ) -> None:
         program = programs.largest
-        self.job = job
         self.config = job.train  # as given: a Program has the one whose "auto" is resolved
-        self.program = program
-        self.batch_phases = programs.phases
-        self.run = run
-        self.watch = run.watch
-        self.compiler = compiler
+        self.job, self.program, self.batch_phases = job, program, programs.phases
+        self.run, self.watch, self.compiler = run, run.watch, compiler
         self.history: Sequence[Segment] = ()
         if run.leader:
             for note in program.notes:
@@ -119,7 +109,13 @@ class _Trainer:
             memory=PeakMemory(jax.local_devices()),
         )
         with ExitStack() as stack:
-            self.checkpointer = self._checkpointer(start)
+            self.checkpointer = Checkpointer(
+                self.job.checkpoint_directory,
+                self.run,
+                attempt=self.job.attempt,
+                dropped=functools.partial(dropped, train=self.config),
+                existing=start.existing,
+            )
             stack.push(self._drain)
             steps, preempted = start.step, compiled is None and start.step < self.config.steps
             if preempted:
@@ -202,8 +198,6 @@ class _Trainer:
     ) -> tuple[int, bool]:
         """Train the remaining batch phases; return the steps done and whether it was preempted."""
         state, step = start.state, start.step
-        if step < self.config.steps:
-            self.checkpointer.reserve(state)
         # New parameters, or the last attempt was stopped before it evaluated.
         if self.evaluator.should_evaluate(step):
             if not self._evaluate(step, state):
@@ -244,7 +238,15 @@ class _Trainer:
         batch_size = program.train.batch_size
         rows = layout.process_rows(batch_size)
         self.recorder.throughput = compiled.throughput
-        with self._loader(dataset, phase, rows, start) as loader:
+        loader = Loader(
+            dataset,
+            batch_size=phase.rows,
+            rows=phase.read_rows(rows),
+            start_batch=start - phase.first,
+            stop_batch=phase.end - phase.first,
+            first=phase.data_offset,
+        )
+        with loader:
             feed = TimedBatches(iter(loader), self.watch, waiting=run.watchdog.waiting)
             step, stopping = start, False
             self.watch.switch("step")
@@ -284,21 +286,16 @@ class _Trainer:
             rows = self.evaluator(step, state, self.run.stop.requested)
         for kind, fields in rows or ():
             self.run.event(kind, **fields)
-        if step in (0, self.config.steps):
-            self._check_losses(
-                step, [fields for kind, fields in rows or () if kind == "evaluation"]
-            )
-        return rows is not None
-
-    def _check_losses(self, step: int, scores: Sequence[MetricsRow]) -> None:
-        """Refuse to train from, or to publish, a model whose loss on a split is not finite."""
-        for score in scores:
-            if not math.isfinite(score["loss"]):
+        for kind, fields in rows or ():
+            # Neither train from nor publish a model whose loss on a split is not finite.
+            looked_at = kind == "evaluation" and step in (0, self.config.steps)
+            if looked_at and not math.isfinite(fields["loss"]):
                 raise InputError(
-                    f"the loss on {score['split']} after {step} of {self.config.steps} steps is "
-                    f"{score['loss']}, {self._told_skipped(step)}; lower the learning rate or the "
+                    f"the loss on {fields['split']} after {step} of {self.config.steps} steps is "
+                    f"{fields['loss']}, {self._told_skipped(step)}; lower the learning rate or the "
                     "scale of the initial parameters, or start from another checkpoint"
                 )
+        return rows is not None
 
     def _told_skipped(self, step: int) -> str:
         return f"and {self.recorder.updates.skipped:,.0f} of the {step:,} updates were not applied"
@@ -321,25 +318,6 @@ class _Trainer:
         self.recorder.drain()
         with self.run.phase(phase, bucket):
             yield
-
-    def _checkpointer(self, start: InitialState) -> Checkpointer:
-        return Checkpointer(
-            self.job.checkpoint_directory,
-            self.run,
-            attempt=self.job.attempt,
-            dropped=functools.partial(dropped, train=self.config),
-            existing=start.existing,
-        )
-
-    def _loader(self, dataset: Dataset, phase: BatchPhase, rows: np.ndarray, step: int) -> Loader:
-        return Loader(
-            dataset,
-            batch_size=phase.rows,
-            rows=phase.read_rows(rows),
-            start_batch=step - phase.first,
-            stop_batch=phase.end - phase.first,
-            first=phase.data_offset,
-        )
 
     def _result(self, steps: int, preempted: bool) -> TrainResult:
         spent = self.watch.seconds()

@@ -3,11 +3,9 @@
 import contextlib
 import threading
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.errors import InputError
 from training.metrics.stopwatch import BUCKETS, Stopwatch
 
 
@@ -66,18 +64,6 @@ def test_during_comes_back_to_the_bucket_before_also_after_an_error():
     clock.now += 11
     spent = watch.nanoseconds()
     assert (spent["checkpoint"], spent["evaluation"], spent["step"]) == (5, 7, 11)
-
-
-def test_an_unknown_bucket_is_refused_and_changes_nothing():
-    """The time goes on in the bucket it was in."""
-    clock = Clock()
-    watch = Stopwatch("step", clock)
-    with pytest.raises(InputError, match="coffee"):
-        watch.switch("coffee")
-    with pytest.raises(InputError, match="coffee"), watch.during("coffee"):
-        pass
-    clock.now += 3
-    assert watch.nanoseconds()["step"] == 3
 
 
 def test_another_thread_always_reads_a_whole():

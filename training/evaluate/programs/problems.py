@@ -10,7 +10,7 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -81,11 +81,7 @@ class Judged:
 
 
 def parse_problems(lines: bytes, source: str) -> list[Problem]:
-    """Problems from JSON lines.
-
-    Raises:
-        InputError: a line is not a problem, or names are not unique; names the line.
-    """
+    """Problems from JSON lines; `InputError` names the line that is none."""
     found: list[Problem] = []
     for number, line in enumerate(lines.split(b"\n"), 1):
         if not line.strip():
@@ -126,11 +122,7 @@ def function_body(completion: str) -> str:
 
 
 def tool(language: str) -> str:
-    """Absolute path of the compiler or interpreter of a language.
-
-    Raises:
-        InputError: it is not installed in a directory that the sandbox shows.
-    """
+    """Absolute path of the compiler or interpreter of a language."""
     name = LANGUAGES[language].tool
     if not name:
         return os.path.realpath(sys.executable)
@@ -144,11 +136,7 @@ def tool(language: str) -> str:
 
 
 def judge(problem: Problem, completion: str, limits: Limits) -> Judged:
-    """Compile and run one answer in the sandbox.
-
-    Raises:
-        InputError: this machine has no compiler for the language, or cannot run a sandbox.
-    """
+    """Compile and run one answer in the sandbox."""
     language, command = LANGUAGES[problem.language], tool(problem.language)
     program = f"{problem.prompt}{function_body(completion)}\n{problem.tests}\n"
     running = [command, *language.run] if language.run_by_tool else language.run
@@ -171,20 +159,18 @@ def rates(judged: Sequence[Judged]) -> dict[str, dict[str, Any]]:
     `compiled` and `pass@1` are shares of the answers; `pass@n`, with n answers per problem, is the
     share of problems that at least one of them solves.
     """
-    groups: Mapping[str, list[Judged]] = {"all": list(judged)}
-    for language in sorted({one.language for one in judged}):
-        groups = {**groups, language: [one for one in judged if one.language == language]}
-    return {name: _rates(group) for name, group in groups.items()}
+    languages = sorted({one.language for one in judged})
+    groups = {name: [one for one in judged if one.language == name] for name in languages}
+    return {name: _rates(group) for name, group in {"all": judged, **groups}.items()}
 
 
 def _rates(judged: Sequence[Judged]) -> dict[str, Any]:
     problems = {one.problem for one in judged}
-    solved = {one.problem for one in judged if one.passed}
     attempts = len(judged) // len(problems)
     return {
         "items": len(problems),
         "attempts": attempts,
         "compiled": sum(one.compiled for one in judged) / len(judged),
         "pass@1": sum(one.passed for one in judged) / len(judged),
-        f"pass@{attempts}": len(solved) / len(problems),
+        f"pass@{attempts}": len({one.problem for one in judged if one.passed}) / len(problems),
     }

@@ -83,13 +83,8 @@ class Outcome:
 def run(files: Mapping[str, str], commands: Sequence[Sequence[str]], limits: Limits) -> Outcome:
     """Run commands in sequence until one does not exit with 0.
 
-    Args:
-        files: text of each file in the commands' working directory, by name.
-        commands: absolute path and arguments of each program.
-        limits: limits of each command.
-
-    Raises:
-        InputError: this machine cannot run a program safely. No command was run.
+    Files are texts by name, in the working directory of the commands, whose programs are absolute
+    paths. Raises `InputError`, and runs nothing, where this machine cannot run a program safely.
     """
     with contextlib.ExitStack() as closing:
         sources = {}
@@ -125,11 +120,7 @@ def run(files: Mapping[str, str], commands: Sequence[Sequence[str]], limits: Lim
 
 
 def check(limits: Limits) -> str:
-    """The version of bubblewrap on this machine.
-
-    Raises:
-        InputError: this machine cannot run a program safely, or `limits` are too small for one.
-    """
+    """The version of bubblewrap on this machine; `InputError` if it, or `limits`, do not serve."""
     found = run({}, [["/bin/sh", "-c", "/bin/true & wait $! && echo ready"]], limits)
     if found.output != "ready\n" or found.ended != ["exit 0"]:
         raise InputError(
@@ -221,16 +212,12 @@ def _watch(process: subprocess.Popen[bytes], commands: int, limits: Limits) -> O
             "kernel.apparmor_restrict_unprivileged_userns=0, or a container run with "
             "--security-opt seccomp=unconfined), or raise the limits"
         )
-    ended = [_ending(int(status)) for status in report.splitlines()[1:]]
+    # A shell reports that a signal ended a command as 128 and its number.
+    signals = {128 + number: number.name for number in signal.Signals}
+    ended = [signals.get(each, f"exit {each}") for each in map(int, report.splitlines()[1:])]
     if stopped or ({*ended} <= {"exit 0"} and len(ended) < commands):
         ended.append(stopped or "killed")
     return Outcome(ended, text)
-
-
-def _ending(status: int) -> str:
-    """What a shell's exit status says of its command."""
-    numbers = {128 + number: number.name for number in signal.Signals}
-    return numbers.get(status, f"exit {status}")
 
 
 def _resident(pid: int) -> int:
