@@ -21,7 +21,7 @@ from pipeline.errors import InputError
 
 _FILE = "config.json: "
 _PLAIN = {"attention_soft_cap": None, "logit_soft_cap": None, "embedding_norm": False}
-_ROTARY = {**_PLAIN, "mlp_kind": "swiglu", "norm": "rms", "positions": "rotary"}
+_ROTARY = {"mlp_kind": "swiglu", "norm": "rms", "positions": "rotary", **_PLAIN}
 
 
 @dataclass(frozen=True)
@@ -198,13 +198,13 @@ ARCHITECTURES = (
         name="GPT2LMHeadModel",
         model_type="gpt2",
         fields={
-            **_PLAIN,
             "mlp_kind": "gelu",
             "norm": "layer",
             "biases": True,
             "qkv_biases": False,
             "positions": "learned",
             "qk_norm": False,
+            **_PLAIN,
         },
         also=_gpt2_also,
         write=config_json.write_gpt2,

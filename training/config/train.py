@@ -89,7 +89,7 @@ class TrainConfig:
         max_skipped: training stops with an error when this many steps in a row were not applied.
         watchdog_seconds: least timeout without progress, see `training.fault`.
         remat: intermediates that the backward pass keeps ("auto", "none", "matmuls", "attention",
-            "full", "dots", "save:name,...;offload:name,..."), see `models.remat_names`.
+            "full", "dots", "save:name,...;offload:name,..."), see `models.shape.remat_names`.
         attention: backend: "auto", "reference", "blockwise", "splash" or "cudnn".
         parallel: sharding over the devices, see `training.config.parallelism`.
         unroll: cycles of layers (of `window_pattern`) per iteration of the compiled loop.

@@ -35,7 +35,7 @@ class Estimate:
     Attributes:
         state: in memory during the whole step.
         residuals: what the forward pass keeps for the backward pass, by the names of
-            `models.remat_names`.
+            `models.shape.remat_names`.
         backward: intermediates of one iteration of the backward pass over layers.
         loss: logits of one chunk and their gradient.
         update: optimizer state that comes from the host after the residuals are freed.

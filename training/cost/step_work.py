@@ -30,7 +30,7 @@ class StepShape:
         sequence: chips that share the positions of a sequence.
         tensor: chips that share heads, MLP and vocabulary.
         slices: groups of chips that only the data-centre network connects.
-        remat: see `models.remat_names`; "half" keeps the matmuls of every second layer.
+        remat: see `models.shape.remat_names`; "half" keeps the matmuls of every second layer.
         state_bytes: bytes of optimizer state per parameter.
         update_flops: FLOPs of the optimizer's matmuls on one chip.
         on_host: whether the optimizer state is in the host's memory.

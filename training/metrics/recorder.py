@@ -26,7 +26,7 @@ A row describes one optimizer step:
                                 FLOPs are three times the forward pass, without recomputation, with
                                 the output head and without the embedding's gather. `mfu` counts
                                 attention over the pairs that a causal mask (and a window) lets
-                                through, `mfu_full` over all pairs (see `models.flops`)
+                                through, `mfu_full` over all pairs (see `models.shape.footprint`)
     hfu                         executed FLOPs per second / the same peak: matmuls and attention
                                 kernels, including what the backward pass recomputes (see
                                 `training.cost.executed_flops`)

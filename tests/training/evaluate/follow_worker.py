@@ -17,8 +17,7 @@ def main() -> None:
 
     from tests.training import tiny
     from training.checkpoint.restore import load_model_onto
-    from training.evaluate import follow_checkpoints
-    from training.evaluate.checkpoint_scorer import Next, Scored
+    from training.evaluate.checkpoint_scorer import Next, Scored, follow
     from training.sharding.distributed import joined
     from training.sharding.layout import make_layout
 
@@ -38,7 +37,7 @@ def main() -> None:
     with joined(address, int(count), int(index)):
         if int(index) == int(count) - 1:
             fail_once(failing)
-        ended = follow_checkpoints.follow(
+        ended = follow(
             Scorer(),
             lambda: Next("a", 1, checkpoint, end=bool(report["kept"] or report["skipped"])),
             lambda found, scored: report["kept"].append(found.step),
@@ -54,12 +53,11 @@ def fail_once(what: str) -> None:
     "disk" fails at the index too, with an error that is not one of this project.
     """
     from pipeline.errors import StoreUnavailable
-    from training.checkpoint import index as checkpoint_index
-    from training.checkpoint import restore
+    from training.checkpoint import files, restore
 
     owner, name = {
-        "index": (checkpoint_index.storage, "read_bytes"),
-        "disk": (checkpoint_index.storage, "read_bytes"),
+        "index": (files.storage, "read_bytes"),
+        "disk": (files.storage, "read_bytes"),
         "arrays": (restore, "read_arrays"),
     }[what]
     read = getattr(owner, name)
