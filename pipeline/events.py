@@ -149,11 +149,6 @@ class Skipped(_Event, frozen=True):
     cause: str = ""
 
 
-class ListenerLost(_Event, frozen=True):
-    listener: str = ""
-    cause: str = ""
-
-
 class Stopping(_Event, frozen=True):
     cause: str = ""
 
@@ -166,7 +161,7 @@ class RunFinished(_Event, frozen=True):
 
 
 Event = (
-    (RunStarted | Provenance | Phase | Stopping | ListenerLost | RunFinished)
+    (RunStarted | Provenance | Phase | Stopping | RunFinished)
     | (Hit | Queued | Submitted | Waiting | WaitingForResources | Started | Retried)
     | (Progress | Shard | ShardRetried | Warned | Retrying | Output)
     | (Finished | Failed | Stopped | Skipped)

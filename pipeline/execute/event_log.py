@@ -67,7 +67,6 @@ class EventLog:
                     self._listeners.remove(listener)
                     name = type(listener).__name__
                     logger.warning("%s stopped showing this run: %s", name, one_line(error))
-                    self.emit(events.ListenerLost(name, str(error)))
 
     def _keep(self, event: Event) -> None:
         line, key, now = events.encode(event) + b"\n", event.key, time.monotonic()

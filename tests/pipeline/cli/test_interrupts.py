@@ -221,7 +221,7 @@ def _press(marks, at):
     for number in at:
         while len(marks) < number:
             time.sleep(0.01)
-        time.sleep(0.1)
+        time.sleep(0.05)
         os.kill(os.getpid(), signal.SIGINT)
 
 
@@ -232,7 +232,7 @@ def test_a_run_in_python_is_stopped_by_one_and_ended_by_two(tmp_path, times, err
 
     def write(directory, item):
         marks.append(item)
-        time.sleep(0.5)
+        time.sleep(0.3)
         return write_numbers(directory, (item, 1))
 
     @step(output=Numbers, version=1)

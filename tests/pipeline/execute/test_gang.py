@@ -174,11 +174,10 @@ def test_an_error_that_nothing_explains_stands(collect, answer, beats, until):
     "kind",
     [InputError, CorruptOutput, StoreUnavailable, Preempted, ResourcesUnavailable, WorkerLost],
 )
-@pytest.mark.parametrize("at", [9.0, 11.0])
-def test_an_error_on_purpose_goes_before_what_it_did_to_others(collect, kind, at):
+def test_an_error_on_purpose_goes_before_what_it_did_to_others(collect, kind):
     """It is raised as what it is when it is heard, with nobody waited for."""
-    error, ended = collect([(10.0, RESET), (at, (kind.__name__, "words"))], [ALWAYS, ALWAYS])
-    assert (type(error), str(error), ended) == (kind, "words", at)
+    error, ended = collect([(10.0, RESET), (11.0, (kind.__name__, "words"))], [ALWAYS, ALWAYS])
+    assert (type(error), str(error), ended) == (kind, "words", 11.0)
 
 
 def test_the_answer_is_that_of_process_0(collect):
@@ -232,27 +231,20 @@ def test_a_cancellation_is_not_lost_before_training(monkeypatch):
     assert beating.on_stop is None
 
 
-@pytest.mark.parametrize(("failures", "starts"), [(1, 2), (9, 3)])
-def test_a_ray_that_does_not_start_is_started_again_and_then_one_line(
-    monkeypatch, failures, starts
-):
+def test_a_ray_that_does_not_start_is_started_again_and_then_one_line(monkeypatch):
     """With the cause and what to do instead."""
     tried = []
 
     def start_once(address):
         tried.append(address)
-        if len(tried) <= failures:
-            raise RuntimeError("The current node timed out during startup.\nThis could happen")
+        raise RuntimeError("The current node timed out during startup.\nThis could happen")
 
     monkeypatch.setattr(ray_backend, "_start_once", start_once)
     monkeypatch.setattr(ray_backend, "_START_PAUSE_SECONDS", 0.0)
-    if failures < 3:
+    with pytest.raises(InputError, match=r"timed out during startup.*--executor inline") as e:
         ray_backend._start(None)
-    else:
-        with pytest.raises(InputError, match=r"timed out during startup.*--executor inline") as e:
-            ray_backend._start(None)
-        assert "\n" not in str(e.value)
-    assert len(tried) == starts
+    assert "\n" not in str(e.value)
+    assert len(tried) == 3
 
 
 def test_a_collector_that_does_not_answer_holds_up_no_driver(monkeypatch):
