@@ -1,9 +1,8 @@
-"""The supported chips: one table for pods, memory, MFU and doctor.
+"""The supported chips: one table for pods, memory, MFU and doctor. Peaks are dense bfloat16.
 
-Peaks are dense bfloat16. Sources: cloud.google.com/tpu/docs (system architecture of each
-generation), "How to Scale Your Model" (jax-ml.github.io/scaling-book, table of chips) for link
-bandwidths, NVIDIA's data sheets for GPUs, and for usable memory the error of libtpu 0.0.42.1 when a
-program does not fit. Prices change and are in `pipeline.prices`.
+Sources: cloud.google.com/tpu/docs (each generation), "How to Scale Your Model" (jax-ml.github.io/
+scaling-book) for link bandwidths, NVIDIA's data sheets, and for usable memory the error of libtpu
+0.0.42.1 when a program does not fit.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """`ponente doctor`: whether this machine and the store are fit for a run.
 
-Each check examines one thing and returns a finding with advice. Checks run concurrently, each with
-a deadline, and an exception of a check becomes its finding.
+Checks run concurrently, each with a deadline, and an exception of a check becomes its finding.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from pipeline.accelerators import peak_flops
-from pipeline.errors import PonenteError
+from pipeline.errors import PonenteError, one_line
 from pipeline.graph.module_names import hiding
 from pipeline.identity.secret_text import is_secret_name
 from pipeline.store import storage
@@ -153,7 +152,7 @@ def store(prefix: str) -> Finding:
         return Finding("store", "fail", str(error))
     except Exception as error:  # noqa: BLE001 - any library may be behind a URL
         advice = "check the network and the login, or give a --prefix that this user may write to"
-        return Finding("store", "fail", f"{prefix}: {_describe(error)}", advice)
+        return Finding("store", "fail", f"{prefix}: {one_line(error)}", advice)
     finally:
         with contextlib.suppress(OSError):
             for path in missing:
@@ -184,12 +183,8 @@ def ray(_: str) -> Finding:
         socket.create_connection((host, number), timeout=_CONNECT_SECONDS).close()
     except (OSError, ValueError, OverflowError) as error:
         advice = "start the cluster, open its port, or unset RAY_ADDRESS (host:6379, ray://host)"
-        return Finding("ray", "fail", f"RAY_ADDRESS={address}: {_describe(error)}", advice)
+        return Finding("ray", "fail", f"RAY_ADDRESS={address}: {one_line(error)}", advice)
     return Finding("ray", "ok", f"RAY_ADDRESS={address} accepts connections")
-
-
-def _describe(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
 
 Check = Callable[[str], Finding]
@@ -210,7 +205,7 @@ def examine(prefix: str, chosen: dict[str, tuple[Check, float]] = CHECKS) -> lis
         try:
             boxes[name].append(check(prefix))
         except BaseException as error:  # noqa: BLE001 - any library may be behind a check
-            boxes[name].append(Finding(name, "fail", _describe(error)))
+            boxes[name].append(Finding(name, "fail", one_line(error)))
 
     threshold = logging.root.manager.disable
     # Libraries log a page about an unreachable bucket, which would hide the findings.

@@ -1,8 +1,4 @@
-"""What happens in a run, as typed values: a line of the event log each, in JSON.
-
-Who does something emits them; the log, the display and the page read them. A kind that is not among
-these is refused by the type checker where it is emitted, and by the decoder where it is read.
-"""
+"""What happens in a run, as typed values: a line of the event log each, in JSON."""
 
 # ruff: noqa: D101 - names and fields say it
 

@@ -39,11 +39,6 @@ class Context:
     def targets(self) -> list[Node]:
         return nodes(self.wanted)
 
-    def all_targets(self) -> list[Node]:
-        assert self.experiment is not None
-        presets = [self.experiment.build(s) for s in self.experiment.presets.values()]
-        return [node for wanted in (self.wanted, *presets) for node in nodes(wanted)]
-
     @property
     def preset(self) -> str:
         return getattr(self.options, "preset", None) or FULL

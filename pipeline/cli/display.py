@@ -1,9 +1,4 @@
-"""The display of a run: a live table on a terminal, plain lines elsewhere.
-
-A line is plain text without control codes, and progress is printed at most every few seconds, so
-that a log file stays readable. The table never has more rows than the terminal: failed and running
-steps come first.
-"""
+"""The display of a run: a live table on a terminal, plain lines without control codes elsewhere."""
 
 from __future__ import annotations
 

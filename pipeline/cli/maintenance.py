@@ -81,9 +81,10 @@ def _say_verified(label: str, state: str, manifest: Manifest | None, problems: l
 def gc(context: Context) -> int:
     """List objects that no preset and no recorded run needs; delete them with --delete."""
     o = context.options
-    others = [load_experiment(file) for file in context.words]
-    more = [node for e in others for preset in e.presets for node in e.graph(preset)]
-    nodes = topological([*context.all_targets(), *more])
+    assert context.experiment is not None
+    experiments = [context.experiment, *map(load_experiment, context.words)]
+    presets = [node for e in experiments for preset in e.presets for node in e.graph(preset)]
+    nodes = topological([*context.targets, *presets])
     keep = Keep(not o.presets_only, o.older_than, o.keep)
     report = find_garbage(context.store, nodes, keep)
     total = sum(item.size for item in report.garbage)

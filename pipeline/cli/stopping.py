@@ -1,10 +1,7 @@
-"""Stops a run on a signal or a request, and says what it waits for, however long that takes.
+"""Stops a run on Ctrl-C, a plain `kill` or a request, and says what it waits for.
 
-Ctrl-C or a plain `kill` stops a run cleanly, a second one ends it at once.
-
-A request is a small object next to the run's event log: it reaches a driver that users cannot
-signal. The driver checks for it every `LOOK_SECONDS` and stops as for Ctrl-C: shards in flight are
-finished, and training saves a checkpoint.
+A request is a small object next to the run's event log, for which the driver looks. A run that is
+stopped finishes shards in flight, and training saves a checkpoint; a second signal ends it at once.
 """
 
 from __future__ import annotations

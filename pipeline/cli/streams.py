@@ -1,9 +1,8 @@
 """Let a command continue on any screen: without UTF-8, closed at its start, or lost on the way.
 
-Writes fail when the reader of a pipe has ended, the terminal hung up or the disk behind a
-redirection is full. The first failed write redirects the stream's file descriptor to /dev/null, so
-that buffered text, writes by libraries and the interpreter's last flush succeed. Descriptors 1 and
-2 are left to a step's child processes and C libraries, whose output goes to the step's log.
+The first failed write redirects the stream's descriptor to /dev/null, so that buffered text, writes
+by libraries and the interpreter's last flush succeed. Descriptors 1 and 2 are left to a step's
+child processes and C libraries, whose output goes to the step's log.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """The driver's operations on its store: an error of one never ends the steps that run.
 
-An operation whose error may pass, such as a store that does not answer or a file that a network
-file system does not show yet, is tried again with back-off for minutes, and the driver goes on
-meanwhile. On an object store, sixteen operations run at a time.
+One whose error may pass is tried again with back-off for minutes, and the driver goes on meanwhile.
 """
 
 from __future__ import annotations

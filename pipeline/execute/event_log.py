@@ -1,7 +1,6 @@
 """The event log of a run, written by the driver alone, and its summary.
 
-The display reads the same record of events as the page of the run, so they agree. Neither a log
-that cannot be written nor a listener that raises fails the run: each is reported once.
+A log that cannot be written, or a listener that raises, fails no run: each is reported once.
 """
 
 from __future__ import annotations

@@ -1,14 +1,11 @@
 """The driver's loop: which step runs when, and what happens after a failure.
 
-A step starts when its inputs are published and settled; one that follows a live input (see
-`live.py`) starts when that input's step is at work, and is cancelled and queued again if that step
-is lost, so it never holds resources that the other one needs. `attempt.py` executes an attempt;
-this loop only submits requests, counts tries and reads events. It alone decides about retries, with
-back-off: a step whose worker died or whose storage failed is retried as a new attempt, a refused
-input is not, and waiting for hardware or a preemption uses no try.
-
-A step is not run when an output was made from the same contents: its own is an alias of that one. A
-published step is run again when an input was rebuilt with other content."""
+A step starts when its inputs are published and settled; one that follows a live input starts when
+that input's step is at work, and is cancelled and queued again if that step is lost. This loop
+alone decides about retries, with back-off: a refused input is not retried, and waiting for hardware
+or a preemption uses no try. A published step is run again when an input was rebuilt with other
+content; an output made from the same contents is referred to by an alias.
+"""
 
 from __future__ import annotations
 

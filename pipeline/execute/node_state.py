@@ -1,8 +1,7 @@
 """The executor's state of each node, and which steps may follow a live input.
 
-A step is at work when it reports progress or a finished shard, or when it waits for another run
-that does its work. Steps that read it as a live input may start then, and end when it ends without
-an output.
+A step is at work, and may be followed, when it reports progress or a finished shard, or waits for
+another run that does its work.
 """
 
 from __future__ import annotations

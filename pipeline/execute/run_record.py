@@ -1,8 +1,6 @@
 """What a run's events say of it and of its steps: one reducer, for who writes and reads the log.
 
-The driver applies events as they happen, for its display and the run's summary; pages and verbs
-apply those of the log. A log may lack anything: no event but the first is required, and steps are
-found from their own events too.
+A log may lack anything: no event but the first is required, and steps are found from their own.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """This host's place in its hardware (slice, worker number, chips), and its software.
 
-A fact comes from the command line, the environment (GKE's variables, which Ray reads too) or the
-machine's metadata. Sources that contradict each other are refused, because libtpu uses what the
-machine has.
+Sources that contradict each other are refused, because libtpu uses what the machine has.
 """
 
 from __future__ import annotations

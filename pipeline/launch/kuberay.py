@@ -1,8 +1,6 @@
 """A KubeRay RayJob for a multi-host TPU group, or hosts with GPUs, and the image it runs.
 
-The operator starts Ray on every host; on GKE its webhook sets the variables from which Ray
-identifies a slice. All hosts run one image, so packages and code are equal and `ponente join` is
-not needed.
+All hosts run one image, so packages and code are equal and `ponente join` is not needed.
 """
 
 from __future__ import annotations

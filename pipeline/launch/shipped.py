@@ -1,7 +1,6 @@
 """The code that a launch sends: what git would, with its commit; nothing that git ignores.
 
-Outside a git checkout, everything is sent except names that begin with a dot. Stores, virtual
-environments and the folder of generated files are not sent from anywhere, unless git tracks them.
+Outside a git checkout: everything but names that begin with a dot, stores and environments.
 """
 
 from __future__ import annotations

@@ -40,12 +40,7 @@ _STEPS = 7
 
 
 class Outage:
-    """Counts the operations of this process on stores; from one of them on, they fail for a while.
-
-    Attributes:
-        operations: how many there were.
-        failed: how many of them failed.
-    """
+    """Counts the operations of this process on stores; from one on they fail for a while."""
 
     def __init__(self, begins: float = float("inf")) -> None:
         self.operations = self.failed = 0
@@ -101,11 +96,7 @@ def _work(request: Request) -> tuple[Outcome, list[dict[str, Any]]]:
 
 
 class Processes:
-    """A backend whose workers are a few processes of this machine.
-
-    Attributes:
-        ended: keys of steps that the driver told to end.
-    """
+    """A backend whose workers are a few processes; `ended` are keys of steps told to end."""
 
     slots = 100
 

@@ -41,19 +41,12 @@ SAVED = {"patient": ({"saved": True}, {})}
 
 @dataclass(frozen=True)
 class Case:
-    """One kind of trial.
+    """One kind of trial."""
 
-    Attributes:
-        phase: what the run is doing: looking, starting (Ray), shards, single, gang, end.
-        how: once, twice (Ctrl-C), kill (SIGTERM, to the driver alone).
-        tty: on a real pty.
-        hardware: of the gang.
-    """
-
-    phase: str
-    how: str = "once"
-    tty: bool = True
-    hardware: str = ""
+    phase: str  # of the run: looking, starting (Ray), shards, single, gang, end
+    how: str = "once"  # or twice (Ctrl-C), kill (SIGTERM, to the driver alone)
+    tty: bool = True  # on a real pty
+    hardware: str = ""  # of the gang
 
 
 # The first trials by number 0, those of every commit, are the cases 6, 9 and 0 (see `pick`).

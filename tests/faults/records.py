@@ -35,17 +35,12 @@ _ADDED = ("everything without code", "everything without needs", "needs = None")
 
 @dataclass(frozen=True)
 class Case:
-    """One thing to find in a record's place.
-
-    Attributes:
-        whole: bring up a graph on it, and not only read it.
-        alone: whether it can be told from a good record without a look at the files it names.
-    """
+    """One thing to find in a record's place."""
 
     name: str
     data: bytes
-    whole: bool = True
-    alone: bool = True
+    whole: bool = True  # bring up a graph on it, and not only read it
+    alone: bool = True  # it can be told from a good record without a look at the files it names
 
 
 def _kind(value: Any) -> str:

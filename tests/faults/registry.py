@@ -51,20 +51,14 @@ _SHOWN = 8
 
 @dataclass(frozen=True)
 class Fault:
-    """One suite of faults of one kind.
+    """One suite of faults of one kind."""
 
-    Attributes:
-        title: what is done to the system, in a few words.
-        ci: trials on every commit, 0 for none; full: trials before a release.
-        run: (seed, count, empty directory) -> figures; raises AssertionError on a violation.
-        slow: whether the trials of `ci` take more than about two seconds.
-    """
-
-    title: str
-    ci: int
-    full: int
+    title: str  # what is done to the system, in a few words
+    ci: int  # trials on every commit, 0 for none
+    full: int  # trials before a release
+    # (seed, count, empty directory) -> figures; raises AssertionError on a violation.
     run: Callable[[int, int, Path], dict[str, Any]]
-    slow: bool = True
+    slow: bool = True  # the trials of `ci` take more than about two seconds
 
 
 class Violation(AssertionError):
@@ -102,11 +96,7 @@ def carry_out(
 
 
 def trials(seed: int, count: int, trial: Callable[[int], None]) -> int:
-    """Make the trials `seed` .. `seed + count - 1`, all of them; returns how many.
-
-    Raises:
-        Violation: when one raised anything, with the first one's number and the others' reasons.
-    """
+    """Make the trials from `seed` on, all of them; `Violation` if one raised anything."""
     wrong: list[tuple[int, str]] = []
     for number in range(seed, seed + count):
         try:

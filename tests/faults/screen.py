@@ -29,13 +29,10 @@ _MOMENTS = {"inline": (0.5, 2.0, 3.5, 5.0), "ray": (1.0, 10.0, 20.0)}
 
 @dataclass(frozen=True)
 class Case:
-    """How the output ends.
+    """How the output ends."""
 
-    Attributes:
-        how: pipe (its reader ends), lines (the reader ends after a few lines), hangup (of a
-            terminal), full (stdout and stderr are /dev/full).
-    """
-
+    # pipe (its reader ends), lines (the reader ends after a few lines), hangup (of a terminal),
+    # full (stdout and stderr are /dev/full)
     how: str
     executor: str
 

@@ -12,14 +12,10 @@ from pipeline import Experiment, GangProcess, Result, Runtime, StepContext, loca
 from pipeline.errors import Preempted
 from pipeline.events import Emit
 from pipeline.store import storage
+from tests.faults.interrupt_graph import mark
 from tests.pipeline.toy import Total
 
 WAIT_SECONDS = 120.0
-
-
-def mark(word: str) -> None:
-    with open(os.environ["PONENTE_MARKS"], "a") as file:
-        file.write(f"{word}\n")
 
 
 def marks() -> list[str]:

@@ -1,7 +1,6 @@
 """A gang on Ray: one process per host of the hardware, all of them or none.
 
-The loss of one process, or a timeout of its heartbeats, ends them all, and the executor decides
-whether to retry. Each process writes a separate log.
+The loss of one process, or a timeout of its heartbeats, ends them all.
 """
 
 from __future__ import annotations

@@ -1,13 +1,10 @@
 """Control channel between workers and the driver: events, heartbeats, cancellation.
 
-One actor on the driver's node, the collector, receives all of them. A live worker sends a heartbeat
-every few seconds; its failure detector gives up a worker after a timeout, since Ray detects a dead
-process at once, but an unresponsive machine only after minutes. Ages of heartbeats are measured on
-the collector's own monotonic clock. An unresponsive machine may also hold tasks that have not
-begun: so once one is found, such tasks are submitted again, to other nodes.
-
-What the collector knows can be lost: if its process dies, the driver makes another one of the same
-name, which the workers find at their next heartbeat.
+One actor on the driver's node, the collector, receives all of them; if its process dies, the driver
+makes another one of the same name, which the workers find. A failure detector gives up a worker
+after a timeout, since Ray detects an unresponsive machine only after minutes. Ages are by the
+collector's monotonic clock. An unresponsive machine may also hold tasks that have not begun: they
+are submitted again, to other nodes.
 """
 
 from __future__ import annotations

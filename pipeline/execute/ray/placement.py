@@ -1,7 +1,6 @@
 """Reserving hardware for a whole gang, all or nothing, and waiting for it.
 
-TPU slices are reserved by Ray's own slice scheduler, other hardware by a placement group. A wait is
-reported at growing intervals, and ends within a second of a cancellation or at the user's deadline.
+TPU slices are reserved by Ray's own slice scheduler, other hardware by a placement group.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """A step's fan-out on Ray: shards as tasks, each retried when its worker is lost.
 
-Ray's own retries are always off: it would run a task that kills its worker three times without a
-report. This module retries a lost shard, in a separate directory, and counts its tries.
+Not by Ray's own retries, which would run a task that kills its worker three times without a report.
 """
 
 from __future__ import annotations

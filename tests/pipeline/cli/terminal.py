@@ -26,13 +26,7 @@ _CONTROL = re.compile(r"\x1b\[([?0-9;]*)([A-Za-z])")
 
 
 class Terminal:
-    """A running command, what it says, and whoever it started.
-
-    Args:
-        command: what to run.
-        environment: what to add to this process's own.
-        tty: on a pty of `rows` x `columns`; else stdout and stderr are one pipe.
-    """
+    """A running command, what it says, and whoever it started; without `tty` on one pipe."""
 
     def __init__(self, command, environment=None, *, tty=True, rows=30, columns=100):
         self.rows, self.columns = rows, columns
@@ -149,11 +143,7 @@ def _take_terminal():
 
 
 class Screen:
-    """As much of a terminal as rich's live tables use; anything else is an error.
-
-    Attributes:
-        cursor: whether the cursor is shown.
-    """
+    """As much of a terminal as rich's live tables use; anything else is an error."""
 
     def __init__(self, rows, columns):
         self.rows, self.columns = rows, columns

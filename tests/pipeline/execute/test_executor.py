@@ -177,8 +177,7 @@ def test_what_another_run_published_after_our_look_is_taken(tmp_path):
 class _Hardware:
     """A backend on a clock of its own, whose hardware comes and goes; a poll takes no time.
 
-    Args:
-        outcomes: (seconds, outcome) of each attempt; later ones are executed in this process.
+    It ends attempts by `outcomes`, (seconds, outcome) each; later ones run in this process.
     """
 
     slots = 4

@@ -14,12 +14,7 @@ from pipeline.store.ledger import Ledger
 
 
 class _Ray:
-    """A cluster that grows, on a clock of its own: all shards in flight end at once, every second.
-
-    Attributes:
-        most: shards that were in flight at once, at each end.
-        asked: how often it was asked which have ended.
-    """
+    """A cluster that grows, on a clock of its own: shards in flight end at once, every second."""
 
     def __init__(self, cores):
         self.now, self._cores = 1.0, cores

@@ -43,10 +43,8 @@ DIED = ActorDiedError()
 class Told:
     """Ray and a clock, as the one who waits for a gang sees them.
 
-    Args:
-        answers: of each process: when it answers, and what, or what Ray says instead.
-        beats: of each process: when its last beat is heard; None if it never began.
-        fate: what Ray says later of a process that does not answer.
+    Of each process: when it answers, and what or what Ray says instead; when its last beat is heard
+    (None if it never began). `fate` is what Ray says later of one that does not answer.
     """
 
     def __init__(self, answers: list[Any], beats: list[Any], fate: Any = None) -> None:

@@ -49,20 +49,15 @@ class Disturbance:
 
     The victim is the node of the step's body, or else one that only writes shards; it is disturbed
     when some shards are recorded and one that has begun there is not. The run waits for it.
-
-    Attributes:
-        recorded: shards that were recorded before.
-        begun: shards that had begun on the victim and were not recorded.
-        frozen: processes of the victim.
     """
 
     def __init__(self, cluster: Any, prefix: str, marks: str, *, body: bool, act: Any) -> None:
         self._cluster, self._marks, self._body, self._act = cluster, marks, body, act
         self._path = storage.join(prefix, as_node(fanned(shards=SHARDS)).directory)
         self.events: list[dict[str, Any]] = []
-        self.recorded: set[str] = set()
-        self.begun: set[str] = set()
-        self.frozen: list[int] = []
+        self.recorded: set[str] = set()  # shards, before it
+        self.begun: set[str] = set()  # shards on the victim that were not recorded
+        self.frozen: list[int] = []  # processes of the victim
 
     def __call__(self, event: dict[str, Any]) -> None:
         self.events.append(event)

@@ -12,6 +12,7 @@ import ray
 
 from pipeline import GangProcess, Result, Runtime, StepContext, pod, step
 from pipeline.events import Emit, Progress
+from pipeline.launch.host import Host
 from tests.pipeline.execute import cluster as several
 from tests.pipeline.toy import Total
 
@@ -21,27 +22,10 @@ HOSTS = 4
 
 def add_slice(cluster: Any) -> None:
     """Add the four hosts of one v6e-16 slice: resources, labels, and the environment of each."""
-    for host in range(HOSTS):
-        head = {"TPU-v6e-16-head": 1} if host == 0 else {}
-        several.add(
-            cluster,
-            cpus=1,
-            resources={"TPU": 4, NAME: 1, "accelerator_type:TPU-V6E": 1, **head},
-            labels={
-                "ray.io/tpu-slice-name": NAME,
-                "ray.io/tpu-worker-id": str(host),
-                "ray.io/tpu-topology": "4x4",
-                "ray.io/tpu-pod-type": "v6e-16",
-                "ray.io/accelerator-type": "TPU-V6E",
-            },
-            env_vars={
-                "TPU_NAME": NAME,
-                "TPU_WORKER_ID": str(host),
-                "TPU_TOPOLOGY": "4x4",
-                "TPU_ACCELERATOR_TYPE": "v6e-16",
-            },
-            wait=host == HOSTS - 1,
-        )
+    for number in range(HOSTS):
+        host = Host(pod("v6e-16"), number, NAME)
+        about = {"resources": host.resources, "labels": host.labels, "env_vars": host.variables}
+        several.add(cluster, cpus=1, **about, wait=number == HOSTS - 1)
     cluster.wait_for_nodes()
 
 
