@@ -236,8 +236,9 @@ def _say_outcome(execution: Execution, looked: float | None) -> None:
 def point_to_pages(context: Context, execution: Execution) -> list[tuple[str, str]]:
     """(label, URL) of every target that has a page: `reports/EXPERIMENT[-PRESET]/LABEL.html`.
 
-    Such a file is the same for all runs, and redirects a browser; a second target with the same
-    label gets LABEL-2. One that cannot be written does not fail the run: the URL is the page's own.
+    Such a file is the same for all runs, and is a copy of the page whose links still lead into the
+    store; a second target with the same label gets LABEL-2. One that cannot be written does not
+    fail the run: the URL is the page's own.
     """
     assert context.experiment is not None
     folder = context.experiment.name + (f"-{context.preset}" if context.preset != FULL else "")
@@ -252,10 +253,10 @@ def point_to_pages(context: Context, execution: Execution) -> list[tuple[str, st
             url = storage.join(prefix, "reports", folder, f"{node.label}{suffix}.html")
             inside = page.startswith(f"{prefix}/")
             target = html.escape(f"../../{page.removeprefix(f'{prefix}/')}" if inside else page)
-            refresh = f'<meta http-equiv="refresh" content="0; url={target}">'
-            text = f'<!doctype html>{refresh}<a href="{target}">{node.label}</a>\n'
+            base = f'<base href="{target}">'
             try:
-                storage.write_atomic(url, text.encode())
+                before, head, after = storage.read_bytes(page).partition(b"<head>")
+                storage.write_atomic(url, before + head + base.encode() + after)
             except (PonenteError, OSError):
                 url = page
             pages.append((node.label, url))

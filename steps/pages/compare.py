@@ -76,6 +76,8 @@ def render(records: Sequence[RunRecord]) -> str:
         names=names,
         figures=figures(records),
         differences=differences(records),
+        scored=scored(records),
+        samples=samples(records),
         curves=overlaid(records),
         times=[("Wall time by activity", bars_chart(known))] if known else [],
     )
@@ -136,6 +138,24 @@ def _figures(record: RunRecord) -> dict[str, tuple[float, str]]:
     if account is not None:
         found["wall time, pauses included"] = (account.total, duration(account.total))
         add("goodput, pauses included", account.goodput, "{:.1%}")
+    return found
+
+
+def scored(records: Sequence[RunRecord]) -> str:
+    """How much of each split the last evaluations read, as text."""
+    from steps.pages.run_record import split_of
+
+    last = (record.scores(name)[-1] for record in records for name in record.splits)
+    read = {(split_of(row), row["tokens"]): None for row in last if "tokens" in row}
+    return ", ".join(f"{tokens:,} tokens of {split}" for split, tokens in read)
+
+
+def samples(records: Sequence[RunRecord]) -> dict[str, dict[str, list[dict[str, Any]]]]:
+    """By prompt and run, the samples, newest first."""
+    found: dict[str, dict[str, list[dict[str, Any]]]] = {}
+    for record in records:
+        for row in reversed(record.samples):
+            found.setdefault(str(row["prompt"]), {}).setdefault(record.name, []).append(row)
     return found
 
 

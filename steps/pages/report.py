@@ -51,7 +51,7 @@ def render(
 ) -> str:
     """The page as HTML, with links relative to `directory`, where the caller writes it."""
     from steps.pages import page
-    from steps.pages.run_record import of_checkpoint
+    from steps.pages.run_record import meant, of_checkpoint
 
     record = of_checkpoint(model, model.manifest.label, ancestors)
     account = record.account()
@@ -59,7 +59,9 @@ def render(
     for row in reversed(record.samples):
         samples.setdefault(str(row["prompt"]), []).append(row)
     made = made_in(model)
-    name = f"{made.name}: {model.manifest.label}" if made else model.manifest.label
+    label, trained = model.manifest.label, meant(model.path, model.manifest)[1].label
+    label += f" ({trained})" if trained != label else ""  # of a selection
+    name = f"{made.name}: {label}" if made else label
     return page.render(
         "report",
         title=f"{name} · {model.manifest.key[:8]}",
@@ -275,7 +277,8 @@ def _metric(row: dict[str, Any], name: str) -> str:
 def memory_table(parts: dict[str, float]) -> list[list[str]]:
     """A row per part of a device's estimated memory, and their sum."""
     rows = [*parts.items(), ("sum", sum(parts.values()))]
-    return [["part", "GiB"], *([name, f"{size / 2**30:.3f}"] for name, size in rows)]
+    unit, name = (2**30, "GiB") if sum(parts.values()) >= 2**29 else (2**20, "MiB")
+    return [["part", name], *([part, f"{size / unit:.2f}"] for part, size in rows)]
 
 
 def _data_table(splits: dict[str, dict[str, Any]]) -> list[list[str]]:

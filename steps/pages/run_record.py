@@ -105,7 +105,7 @@ def _configuration(ancestors: Iterable[Ancestor], checkpoint: Checkpoint) -> dic
 
     For a selection it is the configuration of the selected run.
     """
-    path, own = _meant(checkpoint.path, checkpoint.manifest)
+    path, own = meant(checkpoint.path, checkpoint.manifest)
     read = _read(path, own)
     # The result has settings that the configuration lacks: the model of a continued checkpoint, and
     # steps, sequence length and seed that depend on the sequences.
@@ -125,7 +125,7 @@ def _point(path: str, at: int | None) -> str:
     if published is None:
         where = "" if at is None else f" at step {at}"
         return f"{path.rpartition('/')[2]}{where}, which is gone"
-    path, run = _meant(path, published)
+    path, run = meant(path, published)
     if at is None and is_run(run):
         at = run.shard(run.result["checkpoint"]).result["step"]
     where = "" if at is None else f" at step {at}"
@@ -145,14 +145,14 @@ def _above(ancestors: Iterable[Ancestor], paths: Iterable[str]) -> dict[str, Any
     while stack:
         path = stack.pop()
         if path in manifests:
-            path, manifest = _meant(path, manifests[path])
+            path, manifest = meant(path, manifests[path])
             if path not in reached and not is_run(manifest):
                 reached.add(path)
                 stack.extend(_read(path, manifest).values())
     return {a.manifest.label: plain(a.manifest.config) for a in ancestors if a.path in reached}
 
 
-def _meant(path: str, manifest: Manifest) -> tuple[str, Manifest]:
+def meant(path: str, manifest: Manifest) -> tuple[str, Manifest]:
     """Directory and manifest of the output that a selection chose, if it exists; else its own."""
     try:
         return chosen(path, manifest)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
+from markupsafe import Markup
 
 from steps.pages import page
-from steps.pages.charts import COLOURS, FAINT, INK, figure, legend_above, readable
+from steps.pages.curves import COLOURS, GREY, INK, Curve, chart
 from steps.scaling_law.fit import CONFIDENCE, Purchase, ScalingLaw, TwoVariableLaw
 from steps.scaling_law.points import same_budget, short
 
@@ -110,63 +110,49 @@ def _runs(law: ScalingLaw) -> list[list[str]]:
     return rows
 
 
-def _loss_by_compute(law: ScalingLaw, bought: Sequence[Purchase]) -> str:
-    """The SVG of runs, budgets, the law at each size, and its minimum over sizes with its band."""
+def _loss_by_compute(law: ScalingLaw, bought: Sequence[Purchase]) -> Markup:
+    """The chart of runs, budgets, the law at each size, and its least loss with an interval."""
     ends = [each.flops for each in (*law.runs, *bought)]
     best = [law.buy(each) for each in np.geomspace(min(ends), max(ends), _DRAWN)]
-    spent = [each.flops for each in best]
+    spent, losses = [each.flops for each in best], [each.loss for each in best]
+    low, high = [each.low for each in losses], [each.high for each in losses]
+    curves = [
+        Curve(f"{CONFIDENCE:.0%} interval", spent, low, GREY, "band", high=high),
+        Curve("law", spent, [each.value for each in losses], INK),
+    ]
     sizes = sorted({point.parameters for point in law.runs})
-
-    def draw(axes: Any) -> None:
-        low, high = ([getattr(each.loss, end) for each in best] for end in ("low", "high"))
-        band = {"color": FAINT, "alpha": 0.3, "linewidth": 0, "label": f"{CONFIDENCE:.0%} interval"}
-        axes.fill_between(spent, low, high, **band)
-        axes.plot(spent, [each.loss.value for each in best], color=INK, label="law")
-        for size, colour in zip(sizes, itertools.cycle(COLOURS), strict=False):
-            own = [point for point in law.runs if point.parameters == size]
-            x = np.geomspace(*_reach([point.flops for point in own]), _DRAWN)
-            if isinstance(law.fit.law, TwoVariableLaw):
-                axes.plot(x, law.loss_of(size, x), color=colour, linewidth=0.9, alpha=0.7)
-            y = [point.loss for point in own]
-            axes.plot([p.flops for p in own], y, "o", color=colour, markersize=4, label=short(size))
-        values = [each.loss.value for each in bought]
-        errors = [
-            [each.loss.value - each.loss.low for each in bought],
-            [each.loss.high - each.loss.value for each in bought],
-        ]
-        style = {"fmt": "D", "markersize": 5, "capsize": 3, "markerfacecolor": "none"}
-        x = [each.flops for each in bought]
-        axes.errorbar(x, values, np.maximum(errors, 0), color=INK, label="budgets", **style)
-        axes.set_xscale("log")
-        legend_above(axes)
-
-    return figure(draw, "loss, nats per token", "training FLOPs")
+    for size, colour in zip(sizes, itertools.cycle(COLOURS)):
+        own = [point for point in law.runs if point.parameters == size]
+        if isinstance(law.fit.law, TwoVariableLaw):
+            x = np.geomspace(*_reach([point.flops for point in own]), _DRAWN).tolist()
+            y = np.asarray(law.loss_of(size, np.asarray(x))).tolist()
+            curves.append(Curve(f"law at {short(size)}", x, y, colour, listed=False))
+        x, y = [point.flops for point in own], [point.loss for point in own]
+        curves.append(Curve(short(size), x, y, colour, "points"))
+    x, y = [each.flops for each in bought], [each.loss.value for each in bought]
+    curves.append(Curve("budgets", x, y, INK, "points"))
+    return chart(curves, "nats per token", "training FLOPs", logarithmic="x")
 
 
-def _equal_compute(law: ScalingLaw) -> str:
-    """The SVG of loss by size for each budget with at least two sizes: runs, law and its minimum.
+def _equal_compute(law: ScalingLaw) -> Markup:
+    """The chart of loss by size for each budget with at least two sizes: runs, law and minimum.
 
     Empty if no budget has two sizes.
     """
-    budgets = [g for g in same_budget(law.runs) if len({point.parameters for point in g}) > 1]
-    if not budgets:
-        return ""
-
-    def draw(axes: Any) -> None:
-        for group, colour in zip(budgets, itertools.cycle(COLOURS), strict=False):
-            flops = float(np.exp(np.mean([np.log(point.flops) for point in group])))
-            best = law.buy(flops)
-            sizes = [point.parameters for point in group]
-            x = np.geomspace(*_reach([*sizes, best.parameters]), _DRAWN)
-            axes.plot(x, law.loss_of(x, flops), color=colour, linewidth=1.1)
-            label = f"{flops:.2g} FLOPs"
-            axes.plot(sizes, [p.loss for p in group], "o", color=colour, markersize=4, label=label)
-            axes.plot(best.parameters, best.loss.value, "x", color=colour, markersize=6)
-        axes.set_xscale("log")
-        axes.xaxis.set_major_formatter(lambda value, _: readable(value))
-        legend_above(axes)
-
-    return figure(draw, "loss, nats per token", "parameters")
+    groups = [g for g in same_budget(law.runs) if len({point.parameters for point in g}) > 1]
+    curves = []
+    for group, colour in zip(groups, itertools.cycle(COLOURS)):
+        flops = float(np.exp(np.mean([np.log(point.flops) for point in group])))
+        best, name = law.buy(flops), f"{flops:.2g} FLOPs"
+        sizes = [point.parameters for point in group]
+        x = np.geomspace(*_reach([*sizes, best.parameters]), _DRAWN)
+        y = np.asarray(law.loss_of(x, flops)).tolist()
+        curves += [
+            Curve(f"law of {name}", x.tolist(), y, colour, listed=False),
+            Curve(name, sizes, [point.loss for point in group], colour, "points"),
+            Curve("minimum", [best.parameters], [best.loss.value], INK, "points"),
+        ]
+    return chart(curves, "nats per token", "parameters", logarithmic="x")
 
 
 def _reach(values: Sequence[float]) -> tuple[float, float]:

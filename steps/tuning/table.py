@@ -6,9 +6,11 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from markupsafe import Markup
+
 from models.shape.config import TransformerConfig
 from steps.pages import page
-from steps.pages.charts import COLOURS, INK, figure, legend_above
+from steps.pages.curves import COLOURS, GREY, INK, Curve, chart
 from steps.training.plan.declared_run import DeclaredRun
 from steps.training.plan.memory import GIB
 from steps.tuning.search import MODEL, NOTHING, ROUNDING, TRAINING, Plan, Search
@@ -131,26 +133,20 @@ def render(
     )
 
 
-def _speed_by_memory(search: Search) -> str:
-    """The SVG of the fronts, with the declared run and the memory limit."""
-
-    def draw(axes: Any) -> None:
-        fronts = [(kind, plans) for kind, plans in search.fronts.items() if plans]
-        for (kind, plans), colour in zip(fronts, COLOURS, strict=False):
-            x = [plan.bytes / GIB for plan in plans]
-            y = [1 / plan.seconds_per_token for plan in plans]
-            label = MEANING[kind].partition(",")[0].partition(":")[0]
-            axes.plot(x, y, "o-", color=colour, markersize=4, label=label, alpha=0.8)
-        declared = search.declared
-        if declared is not None:
-            at = (declared.bytes / GIB, 1 / declared.seconds_per_token)
-            axes.plot(*at, "D", color=INK, markersize=6, markerfacecolor="none", label="declared")
-            axes.axvline(declared.fit.limit / GIB, color=INK, linewidth=0.8, linestyle="--")
-        axes.set_ylim(bottom=0)
-        axes.set_xlim(left=0)
-        legend_above(axes)
-
-    return figure(draw, "tokens per second", "GiB of a device, by formula")
+def _speed_by_memory(search: Search) -> Markup:
+    """The chart of the fronts, with the declared run and the memory limit."""
+    curves = []
+    fronts = [(kind, plans) for kind, plans in search.fronts.items() if plans]
+    for (kind, plans), colour in zip(fronts, COLOURS, strict=False):
+        speeds = [1 / plan.seconds_per_token for plan in plans]
+        label = MEANING[kind].partition(",")[0].partition(":")[0]
+        curves.append(Curve(label, [plan.bytes / GIB for plan in plans], speeds, colour, "dots"))
+    declared = search.declared
+    if declared is not None:
+        speed = 1 / declared.seconds_per_token
+        curves.append(Curve("declared", [declared.bytes / GIB], [speed], INK, "points"))
+        curves.append(Curve("limit", [declared.fit.limit / GIB], (), GREY, "rule"))
+    return chart(curves, "tokens per second", "GiB of a device, by formula", from_zero="xy")
 
 
 def _shares(search: Search) -> list[list[str]]:

@@ -19,12 +19,17 @@ class Book(Artifact):
 @step(output=Book, version=1)
 def book(run: StepContext, numbers: Numbers) -> Result:
     with run.shard("page") as directory:
-        storage.write_atomic(storage.join(directory, "index.html"), b"page")
+        storage.write_atomic(
+            storage.join(directory, "index.html"), b"<head></head><a href='other'>"
+        )
     return {}
 
 
 def test_two_pages_of_one_label_have_a_path_each(tmp_path, ponente):
-    """In the order of the targets; a second run writes the same paths."""
+    """In the order of the targets; a second run writes the same paths. Each opens alone, as a copy.
+
+    Its relative links lead to where the page lies.
+    """
 
     def two():
         return book(numbers(count=3)), book(numbers(count=4))
@@ -34,6 +39,12 @@ def test_two_pages_of_one_label_have_a_path_each(tmp_path, ponente):
         out = ponente(experiment=Experiment(two))[1]
         found = [path.read_text() for path in (reports / "book.html", reports / "book-2.html")]
         assert len(set(found)) == 2
+        for text in found:
+            (base,) = Page(text).all("base")
+            assert text == f"<head><base href=\"{base['href']}\"></head><a href='other'>"
+            assert (reports / base["href"]).read_text() == text.replace(
+                f'<base href="{base["href"]}">', ""
+            )
         assert all(str(reports / name) in out for name in ("book.html", "book-2.html"))
     assert len(list(reports.iterdir())) == 2
 

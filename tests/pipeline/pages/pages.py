@@ -14,7 +14,7 @@ from tests.pipeline.execute import run_logs
 from tests.pipeline.execute.run_logs import START, key
 
 RUN = "20260921-120000-aaaaaa"
-VOID = {"meta", "link"}
+VOID = {"base", "meta", "link"}
 
 
 class Page(HTMLParser):

@@ -13,6 +13,7 @@ from pipeline.pages.readable import duration, flat
 from pipeline.store.manifest import Manifest
 from steps.artifacts import Scores
 from steps.pages import charts, page
+from steps.pages import curves as drawing
 from steps.pages.run_record import RunRecord, of_directory
 from training.metrics.goodput import Attempt, Mark, account
 
@@ -115,19 +116,30 @@ ROW = {"split": "web", "step": 60, "loss": 5.0, "bits_per_byte": 4.0, "tokens": 
 QUESTIONS = {"items": 4, "chance": 0.5, "acc": 0.75, "acc_stderr": 0.25, "acc_bytes": 1.0}
 
 
-def texts(svg):
-    return re.findall(r">([^<>]+)</text>", svg)
+def texts(chart):
+    return re.findall(r">([^<>]+)</(?:text|span)>", chart)
+
+
+def curves(chart):
+    """What the script of the page reads, by label."""
+    (data,) = re.findall(r'<script type="application/json">(.*?)</script>', chart)
+    return {curve["label"]: curve for curve in json.loads(data)["curves"]}
 
 
 def test_every_chart_of_a_run_says_what_it_shows():
-    """Captions, units, legends of several curves and the restart."""
+    """Captions, units, legends of several curves and the restart; the data are the metrics."""
     run = record()
     captioned = dict(report.training_charts(run, account(ATTEMPTS)))
-    assert all(svg.startswith("<svg") for svg in captioned.values())
+    assert all(chart.count("<svg") == 1 for chart in captioned.values())
+    drawn = curves(captioned["Loss"])
+    assert drawn["training"]["x"] == [row["step"] for row in run.history]
+    assert drawn["training"]["y"] == pytest.approx([row["loss"] for row in run.history], rel=1e-6)
+    assert (drawn["code"]["x"], drawn["code"]["y"]) == ([0, 50, 100], [5, 2.2, 2.1])
+    assert drawn["restart"]["x"] == [50]
     loss = texts(captioned["Loss"])
     for word in ("training", "validation", "code", "restart", "unigram entropy 4.50", "step"):
         assert word in loss
-    assert "loss, nats per token" in loss
+    assert "nats per token" in loss
     assert {"MFU, causal", "HFU", "MFU, full attention"} <= set(texts(captioned["Utilisation"]))
     assert "average of 50 steps" in texts(captioned["Throughput"])
     assert "GiB" in texts(captioned["Peak memory"])
@@ -290,12 +302,21 @@ def test_what_a_scored_checkpoint_wrote_has_its_step():
     assert scores("multiple_choice", QUESTIONS).samples() == []
 
 
+def test_a_small_models_memory_is_in_small_units():
+    """GiB from half of one on."""
+    assert report.memory_table({"a": 2.0**20, "b": 2.0**21})[0:2] == [
+        ["part", "MiB"],
+        ["a", "1.00"],
+    ]
+    assert report.memory_table({"a": 2.0**30})[0:2] == [["part", "GiB"], ["a", "1.00"]]
+
+
 def test_means_leave_out_what_is_not_finite():
     """A running mean over a fiftieth around each point, by the plain definition."""
     values = [float(n % 7) for n in range(500)]
     values[100] = math.nan
     values[300] = math.inf
-    found = charts.smoothed(values)
+    found = drawing.smoothed(values)
     for index in (0, 5, 99, 100, 105, 305, 499):
         window = [v for v in values[max(0, index - 5) : index + 6] if math.isfinite(v)]
         assert found[index] == pytest.approx(sum(window) / len(window))
@@ -305,13 +326,13 @@ def test_long_curves_keep_their_peaks_and_stay_small():
     """A hundred thousand points become two thousand, spikes and ends of the range included."""
     y = [math.sin(n / 5000) + (50 if n == 77_777 else 0) for n in range(100_000)]
     y[5] = math.nan
-    xs, ys = charts.thinned(range(100_000), y)
-    assert len(xs) == len(ys) <= charts.MOST_POINTS
+    xs, ys = drawing.thinned(range(100_000), y)
+    assert len(xs) == len(ys) <= drawing.MOST_POINTS
     assert xs == sorted(xs)
     assert max(ys) == y[77_777]
     assert xs[ys.index(max(ys))] == 77_777
     assert min(ys) == min(value for value in y if value == value)
-    short = charts.thinned([1, 2, 3], [4.0, math.nan, 6.0])
+    short = drawing.thinned([1, 2, 3], [4.0, math.nan, 6.0])
     assert short[0] == [1, 2, 3]
     assert math.isnan(short[1][1])
 
@@ -331,7 +352,14 @@ def test_runs_side_by_side():
     assert by_name["wall time, pauses included"] == [duration(one.account().total), "-"]
     assert by_name["goodput, pauses included"] == [f"{one.account().goodput:.1%}", "-"]
     text = compare.render([one, two])
-    assert text.count("<svg") == len(["validation", "code", "training", *charts.PANELS, "times"])
+    assert text.count("<svg") == len(["validation", "code", "training", *charts.PANELS])
+    assert text.count('<div class="row"><span>') == 1  # of the run whose times are known
+    assert text.count("<b>A &lt;b&gt;</b>") == 1
+    written = text[text.index("<b>A &lt;b&gt;</b>") :]
+    assert re.findall(r"<h4>(.*?)</h4>|(at \d+)", written) == [
+        *(("small rate", ""), ("", "at 100"), ("", "at 50")),
+        *(("large rate", ""), ("", "at 100"), ("", "at 50")),
+    ]
     assert "Loss on code" in text
     assert re.findall(r'class="best" title="best">([^<]*)<', text)[:2] == ["2.0302", "2.1000"]
     assert not re.search(r'(src|href)="http', text)
