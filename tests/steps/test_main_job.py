@@ -8,12 +8,13 @@ import re
 import numpy as np
 import pytest
 
+from pipeline.execute.logs import processes
 from pipeline.store import storage
+from pipeline.store.append import Tail
 from pipeline.store.manifest import Manifest, load
 from steps.artifacts import Checkpoint, TokenCache
 from tests.pipeline.helpers import check_invariants
 from tests.steps.mini import MINI, run
-from training.metrics.goodput import Attempt, in_order
 
 pytestmark = pytest.mark.slow  # the first of them runs the whole job
 
@@ -93,24 +94,6 @@ def test_the_loss_falls_and_every_step_has_a_row(store):
     assert manifest.result["measured"]["compilations"] == 1
 
 
-def test_the_name_of_an_attempt_tells_which_came_first(store):
-    """The account of a step's training is of its lease, 1; one of lease 0 would come before it."""
-    path, manifest = published(store)["train"]
-    (found,) = Checkpoint(path, manifest).attempts
-    this = Attempt(attempt=found.attempt, began=1.0, buckets={})
-    before = Attempt(attempt="000000-ffffffff", began=2.0, buckets={})
-    assert in_order([this, before]) == [before, this]
-
-
-def test_evaluating_the_whole_split_reads_every_sequence(store):
-    """The score counts every prediction inside every row of the held-out split."""
-    _, tokens = published(store)["tokenize"]
-    _, scores = published(store)["evaluate"]
-    sequences, left = divmod(tokens.result["splits"]["validation"]["tokens"], 64)
-    assert scores.result["tokens"] == sequences * 63 + max(0, left - 1)
-    assert 0 < scores.result["bits_per_byte"] < 8
-
-
 def test_the_report_has_what_people_look_at(store):
     """Charts, the graph with every step, the sample, the configuration; nothing fetched."""
     path, manifest = published(store)["report"]
@@ -123,3 +106,13 @@ def test_the_report_has_what_people_look_at(store):
     assert "unigram entropy" in page
     assert "learning_rate" in page
     assert not re.search(r'(src|href)="http', page)
+
+
+def test_the_log_of_a_training_has_its_loss(store):
+    """At the first step that is reported and at the last, and between them now and then."""
+    attempts = storage.join(published(store)["train"][0], "attempts")
+    (attempt,) = storage.list_names(attempts)
+    text = b"".join(Tail(url).more() for url in processes(storage.join(attempts, attempt)))
+    lines = [line for line in text.decode().splitlines() if ": loss " in line]
+    assert "step 8 of 8: loss " in lines[-1], text.decode()
+    assert len(lines) >= 2

@@ -124,9 +124,3 @@ def test_rows_longer_than_learned_positions_are_refused(model):
     network = Transformer.init(learned, key=jax.random.key(0))
     with pytest.raises(InputError, match="at most 24 positions"):
         next_token_logits(network, np.ones((1, 25), np.int32))
-
-
-def test_no_model_is_refused(tmp_path):
-    """As the verb does."""
-    with pytest.raises(InputError, match="expected the directory of a train step"):
-        steps.load(tmp_path)

@@ -249,21 +249,6 @@ def test_a_sample_that_was_interrupted_goes_on(
     check_invariants(str(tmp_path / "cut"), finished=True)
 
 
-@pytest.mark.slow
-def test_splits_end_with_a_document_where_nothing_is_counted(tmp_path):
-    """Six documents of one length a bin of the hash: no split holds one more than it needs."""
-    count = 400_000
-    table = pa.table(
-        {"id": [f"{i}" for i in range(count)], "text": ["twenty bytes of text"] * count}
-    )
-    source = write(tmp_path / "source", table, files=2, group=50_000)
-    splits = (("validation", 100_000), ("test", 50_000))
-    found = published(tmp_path / "store", sample(source, tokens=300_000, splits=splits)).result
-    each = found["source"]["tokens_counted"] / count
-    for split in found["splits"].values():
-        assert split["tokens_counted"] == -(-split["tokens_asked"] // each) * each
-
-
 @pytest.mark.parametrize("unit", ["document", "row_group"])
 def test_tokens_are_predicted_within_their_error(source, tmp_path, unit):
     """Tokenising the sample gives what was predicted, to four standard errors and two per cent."""

@@ -14,7 +14,6 @@ from pipeline import Live, Result, StepContext, step
 from pipeline.errors import CorruptOutput, StoreUnavailable, WorkerLost
 from pipeline.events import Progress, Warned
 from pipeline.graph.artifact import Source
-from pipeline.graph.step import as_node
 from pipeline.store import storage
 from pipeline.store.ledger import Ledger
 from steps.artifacts import Checkpoint
@@ -125,25 +124,6 @@ def test_a_checkpoint_dropped_while_it_is_read_is_skipped_with_a_note(trial):
     assert list(trial.scores.finished("score/")) == ["score/00000010"]
 
 
-def test_a_damaged_checkpoint_is_skipped_and_said(trial):
-    """Its record is still there: the damage itself is the note, and it is not read again."""
-    for number in (10, 20):
-        trial.commit(number)
-    trial.unreadable[20] = lambda: None
-    assert trial.follow() is False
-    assert trial.order == [20, 10]
-    assert "gone or torn" in trial.desk.skipped[20]
-
-
-def test_it_ends_when_the_model_is_published_and_all_is_scored(trial, tmp_path):
-    """Nothing is left to wait for: it ends by itself; what is scored is not scored again."""
-    trial.commit(20)
-    assert trial.follow() is False
-    trial.publish((10, 20), tmp_path)
-    assert trial.follow() is True
-    assert trial.order == [20, 10]
-
-
 def test_a_damaged_model_is_an_error(trial, tmp_path):
     """The last checkpoint is the output: it cannot be passed over. An older one can."""
     trial.publish((10, 20), tmp_path)
@@ -186,36 +166,6 @@ def test_a_store_that_fails_for_a_moment_costs_no_checkpoint(trial, tmp_path):
     assert [event for event in trial.events if isinstance(event, Warned)] == []
 
 
-def test_a_checkpoint_dropped_while_the_store_fails_is_not_asked_for_again(trial):
-    """The next look finds what is there by then."""
-    for number in (10, 20):
-        trial.commit(number)
-    trial.failures = {20: 1}
-    load = trial.load
-
-    def drop(path):
-        trial.made.drop(name(20), "1")
-        trial.load = load
-        return load(path)
-
-    trial.load = drop
-    trial.desk.keep = keep_and_leave(trial)
-    assert trial.follow() is False
-    assert trial.order == [20, 10]
-    assert trial.desk.skipped == {}
-
-
-def keep_and_leave(trial):
-    """A desk's `keep` that asks the follower to leave as well."""
-    keep = trial.desk.keep
-
-    def kept(found, scored):
-        keep(found, scored)
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    return kept
-
-
 def test_a_store_that_goes_on_failing_ends_the_attempt_and_the_next_scores_all(trial, tmp_path):
     """The error is one for which a step is tried again, and nothing was passed over."""
     trial.publish((10, 20), tmp_path)
@@ -227,14 +177,6 @@ def test_a_store_that_goes_on_failing_ends_the_attempt_and_the_next_scores_all(t
     trial.desk = trial.fresh()
     assert trial.follow() is True
     assert len(trial.scores.finished("score/")) == 2
-
-
-def test_what_it_reads_is_what_train_calls_its_checkpoints():
-    """The pretended names are those of the real step's ledger."""
-    from steps.training.train import shard_name
-
-    assert shard_name(10) == name(10)
-    assert as_node(pretended(steps=(1,))).output is Checkpoint
 
 
 def test_what_came_and_went_between_two_looks_is_listed(trial, tmp_path):

@@ -13,18 +13,12 @@ from pathlib import Path
 import pytest
 
 import steps.cli.generate as verb
-from experiments.run_200m import experiment
 from models.generate.generate import generate
 from models.generate.sampling_config import Sampling
-from pipeline import select
-from pipeline.graph.order import topological
-from pipeline.graph.step import as_node
 from pipeline.store import storage
 from pipeline.store.manifest import load
 from steps.checkpoints.find import find, open_model
 from steps.cli import command
-from tests.pipeline.helpers import bring_up
-from tests.steps.mini import MINI
 
 pytestmark = pytest.mark.slow  # whichever test comes first trains the model
 
@@ -91,18 +85,6 @@ def test_any_checkpoint_of_a_step_finished_or_not(trained, unfinished, capsys):
         assert out != newest
         assert "checkpoint of step 4" in err
         assert said(capsys, storage.join(directory, shards[8].root), *flags(*HOT))[0] == newest
-
-
-def test_the_best_of_several(trained, capsys):
-    """The directory of a selection writes what the model that it chose does."""
-    nodes = topological([as_node(experiment.build(MINI))])
-    (model,) = (node for node in nodes if node.label == "train")
-    best = as_node(select((model,), by="last.loss"))
-    store = trained.rpartition("/")[0]
-    bring_up(store, best)
-    out, err = said(capsys, storage.join(store, best.directory), *flags(*HOT))
-    assert out == said(capsys, trained, *flags(*HOT))[0]
-    assert "checkpoint of step 8, training finished" in err
 
 
 def test_lines_of_the_standard_input(trained, capsys, monkeypatch):
@@ -180,16 +162,6 @@ def test_what_a_flag_cannot_be_is_said_of_the_flag(capsys, monkeypatch, flag, va
     line = refused(capsys, monkeypatch, "nowhere", "--prompt", "a", flag, value)
     number = int(value) if flag in ("--new-tokens", "--top-k", "--seed") else float(value)
     assert line == f"error: {flag}: found {number}, expected {wanted}"
-
-
-def test_a_tokenizer_in_a_directory(trained, capsys, tmp_path):
-    """The one it was trained on, by its file and by where that lies."""
-    file = find(trained).tokenizer().file
-    copy = tmp_path / "tokenizer.json"
-    shutil.copy(file, copy)
-    wanted, _ = said(capsys, trained, *flags(*HOT))
-    for given in (copy, tmp_path):
-        assert said(capsys, trained, *flags(*HOT, "--tokenizer", str(given)))[0] == wanted
 
 
 def test_a_standard_input_that_is_no_text(trained, capsys, monkeypatch):

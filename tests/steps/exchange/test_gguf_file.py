@@ -5,8 +5,6 @@ What llama.cpp computes from them is in `tests.bench.llama_cpp`.
 
 from __future__ import annotations
 
-import shutil
-
 import numpy as np
 import pytest
 from gguf import GGMLQuantizationType, GGUFReader, dequantize
@@ -149,16 +147,3 @@ def test_narrower_numbers(tmp_path, name, dtype):
         kinds.add(kind.name.lower())
     assert dtype in kinds
     assert ("f16" in kinds) == (dtype == "f16" or (name == "llama_odd_rows" and dtype == "q8_0"))
-
-
-def test_a_model_in_several_files(tmp_path):
-    """Is the same file."""
-    shards, one, many = tmp_path / "shards", str(tmp_path / "one.gguf"), str(tmp_path / "many.gguf")
-    shutil.copytree(folder("qwen3"), shards)
-    (shards / "model.safetensors").unlink()
-    hf_folders.model("qwen3").save_pretrained(shards, max_shard_size="100KB")
-    assert (shards / "model.safetensors.index.json").exists()
-    write_gguf(str(folder("qwen3")), one, "q8_0", "same")
-    write_gguf(str(shards), many, "q8_0", "same")
-    with open(one, "rb") as first, open(many, "rb") as second:
-        assert first.read() == second.read()

@@ -37,26 +37,6 @@ def refused(folder, line, dtype="f16"):
 
 
 @pytest.mark.parametrize(
-    ("fields", "line"),
-    [
-        ({"layer_types": ["full_attention"] * 2}, "layer_types: expected a list of 3"),
-        ({"attention_bias": True}, "attention_bias is True"),
-        ({"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
-        ({"rope_parameters": {"rope_type": "longrope"}}, "rope_type 'longrope'"),
-        ({"attention_multiplier": 0.1}, "unknown key 'attention_multiplier'.* leave it out"),
-        ({"num_hidden_layers": 4, "layer_types": None}, r"layers\.3\.\S+ is missing in the"),
-        ({"num_hidden_layers": 2, "layer_types": None}, r"layers\.2\.\S+ has no place in the"),
-        ({"vocab_size": 1000}, r"embed_tokens.weight in \S+ has shape \(1024, 48\)"),
-    ],
-)
-def test_another_config_json(folder, fields, line):
-    """As an import reads it."""
-    (folder / "config.json").write_text(json.dumps({**SMALL, **fields}))
-    refused(folder, line)
-    assert not (folder / "out.gguf").exists()
-
-
-@pytest.mark.parametrize(
     ("name", "line"),
     [
         ("NanoChat", "NanoChatForCausalLM has no counterpart"),
@@ -113,13 +93,3 @@ def test_keys_that_the_file_leaves_out(folder):
     assert fields["qwen3.attention.layer_norm_rms_epsilon"].contents() == pytest.approx(1e-6)
     assert fields["qwen3.context_length"].contents() == 32_768
     assert fields["qwen3.rope.freq_base"].contents() == 10_000.0
-
-
-def test_damaged_files(folder):
-    """By name."""
-    for name in SMALL_FILES:
-        (folder / name).write_bytes(b"\x00" * 20)
-    refused(folder, "safetensors: expected a safetensors file")
-    (folder / "config.json").write_text("{")
-    refused(folder, "config.json: not JSON")
-    refused(folder / "nowhere", "expected a Hugging Face folder")

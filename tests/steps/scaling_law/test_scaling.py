@@ -92,7 +92,7 @@ def published(store, node, **options):
 @pytest.fixture(scope="module")
 def report(tmp_path_factory):
     store = str(tmp_path_factory.mktemp("store"))
-    return published(store, scaling(rungs(), budgets=(3e14,), resamples=30))
+    return published(store, scaling(rungs(), budgets=(3e14,), resamples=20))
 
 
 def test_the_law_of_a_ladder_is_the_one_its_losses_were_made_from(report):
@@ -125,13 +125,7 @@ def test_the_page_has_the_law_the_budgets_and_both_charts(report):
     assert text.count("<td>as_trained[") == len(MODELS) * len(BUDGETS)
 
 
-def test_the_same_runs_give_the_same_bytes(report, tmp_path):
-    """In another store: page and result."""
-    again = published(str(tmp_path), scaling(rungs(), budgets=(3e14,), resamples=30))
-    assert storage.read_bytes(again.page) == storage.read_bytes(report.page)
-    assert again.manifest.content == report.manifest.content
-
-
+@pytest.mark.slow
 def test_selected_runs_and_another_split_are_fitted(tmp_path):
     """The best of each rung, or its scores; runs at one ratio give a power law in compute."""
 

@@ -87,10 +87,6 @@ def test_each_input_is_read_to_its_end_before_it_repeats(tmp_path):
     ("node", "words"),
     [
         (
-            lambda: mix([shuffled(synthetic()), shuffled(synthetic(), 16)], weights=(1.0, 1.0)),
-            "inputs of sequence_length 16 and 32",
-        ),
-        (
             lambda: mix(
                 [shuffled(synthetic()), shuffled(synthetic(tokenizer="u"))], weights=(1, 1)
             ),
@@ -100,7 +96,6 @@ def test_each_input_is_read_to_its_end_before_it_repeats(tmp_path):
             lambda: mix([mix(low_and_high(), weights=(1.0, 1.0))] * 2, weights=(1.0, 1.0)),
             "is a mixture already",
         ),
-        (lambda: shuffled(pack(synthetic(), sequence_length=16)), "packed into rows of 16"),
     ],
 )
 def test_what_does_not_mix_is_refused(tmp_path, node, words):

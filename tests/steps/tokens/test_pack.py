@@ -127,10 +127,3 @@ def test_a_second_packing_and_a_cache_without_training_tokens_are_refused(tmp_pa
         bring_up(str(tmp_path), twice)
     with pytest.raises(PonenteError, match="found no training tokens"):
         bring_up(str(tmp_path), pack(synthetic(only="validation"), sequence_length=LENGTH))
-
-
-def test_packing_again_gives_the_same_content(tmp_path):
-    """Two stores, two runs: equal digests of every shard."""
-    one, two = (run(str(tmp_path / name))[0] for name in ("one", "two"))
-    contents = [[shard.result["content"] for shard in cache.shards()] for cache in (one, two)]
-    assert contents[0] == contents[1]

@@ -86,15 +86,6 @@ def stores(tmp_path_factory):
     return found
 
 
-@pytest.mark.slow
-def test_a_shard_for_every_row_group(stores):
-    """Named by split, file and row group; in the order of the documents."""
-    _, manifest = stores["auto"]
-    names = [shard.name for shard in manifest.shards if shard.name != "vocabulary"]
-    train = [f"train/{file:05d}/{group:04d}" for file in (0, 1) for group in range(4)]
-    assert names == [*train, "validation/00001/0000", "validation/00001/0001"]
-
-
 @pytest.mark.parametrize("split", SPLITS)
 @pytest.mark.parametrize("backend", ["tokenizers", "auto"])
 def test_tokens_are_the_oracles_with_eos_after_each_document(stores, backend, split):
@@ -139,6 +130,7 @@ def test_back_ends_differ_in_nothing_but_what_is_measured(stores):
         assert measured["shards_fell_back"] == 0
 
 
+@pytest.mark.slow
 def test_a_wrong_back_end_is_found_out_and_the_user_told(tmp_path, stores):
     """Every id is the oracle's, and a warning has the text of a document."""
     pytest.importorskip("fastokens")
@@ -163,6 +155,7 @@ def test_a_wrong_back_end_is_found_out_and_the_user_told(tmp_path, stores):
     assert "are not the oracle's: tokenizers encodes all documents" in warning
 
 
+@pytest.mark.slow
 def test_a_kill_loses_no_finished_row_group(tmp_path):
     """The second run writes the shards that the first did not."""
     real, written = tokenize_documents.tokenize_shard, []

@@ -78,19 +78,6 @@ def test_what_training_says_of_itself_has_no_runtime_settings_and_no_attempt(sto
     assert contents["checkpoint/00000003"] != contents["checkpoint/00000008"]
 
 
-def test_other_weights_are_other_content(store):
-    """The digest of a checkpoint is of its arrays: another step or seed is seen."""
-    contents = {published(store, "train").content}
-    for change in ({"steps": 9}, {"seed": 1}):
-        train = dataclasses.replace(MINI.training, milestones=(3,), **change)
-        found = bring_up(
-            store, experiment.build(dataclasses.replace(MINI, training=train)), until=("train",)
-        )
-        manifests = [f.manifest for f in found.published.values()]
-        contents |= {m.content for m in manifests if m.label == "train"}
-    assert len(contents) == 3
-
-
 def checkpoint_of(root: str, attempt: str, step: int, weight: float) -> str:
     """A complete checkpoint of one array, as the trainer writes it; its URL."""
     path = f"{root}/attempts/{attempt}/checkpoints/{step:08d}.{attempt}"

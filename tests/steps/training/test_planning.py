@@ -45,7 +45,7 @@ def facts(**settings):
 
 def test_what_the_200m_run_is():
     """Counts by hand: 4e9 tokens in batches of 128 x 4096; 12 bytes a parameter saved."""
-    found = facts().data
+    found = json.loads(json.dumps(dict(facts().data)))  # as `plan --json` prints it
     count = 203_452_416
     steps = 4_000_000_000 // 4096 // 128
     assert found["parameters"] == count
@@ -183,13 +183,6 @@ def test_what_is_left_of_a_run_is_planned():
     assert "1,000 steps, 524,288,000 tokens are left" in line
 
 
-def test_a_checkpoint_with_muon_has_two_moments_of_tables():
-    """12 bytes a parameter of tables and norms, 8 of the blocks' matrices."""
-    found = facts(optimizer=OptimizerConfig(kind="muon")).data
-    blocks = llama_200m.matmul_parameters - llama_200m.padded_vocab_size * llama_200m.embed
-    assert found["checkpoint_bytes"] == 12 * found["parameters"] - 4 * blocks
-
-
 def test_several_slices_are_planned_as_one_run():
     """The state is split within a slice; twice the chips take a little more than half the time."""
     one = facts(hardware="v6e-16").data
@@ -254,15 +247,6 @@ def test_the_cost_is_hours_times_chips_times_the_dated_price():
     text = "\n".join(found.lines)
     assert "predicted" in text
     assert "docs/predictions.md" in text
-
-
-def test_sequences_that_are_there_give_the_exact_number_of_steps():
-    """Their number, not what sampling was asked for."""
-    train = node()
-    results = {train.inputs["sequences"].key: {"sequence_length": 4096, "sequences": 1000}}
-    assert declared_run(train, results).steps == 1000 // 128
-    assert declared_run(train, results).exact
-    assert not declared_run(train, {}).exact
 
 
 def test_data_that_is_repeated_is_counted_and_warned_of():
@@ -338,8 +322,3 @@ def test_a_gpu_and_a_chip_without_price_are_planned_too():
     assert found.examine is None
     assert any("no dated price of a100" in line for line in found.lines)
     assert pod("8xa100").devices == 8
-
-
-def test_facts_are_json():
-    """As `plan --json` prints them."""
-    assert json.loads(json.dumps(dict(facts().data)))["tokens"] == 3_999_793_152

@@ -92,6 +92,7 @@ def test_candidates_divide_and_say_what_they_change(declared):
         assert alike == (candidate.changes != MODEL, train.batch_size == 128)
 
 
+@pytest.mark.slow
 def test_commands_make_the_plans_and_keep_the_key_where_nothing_changes(found):
     """The printed command is parsed by the real parser: it declares what was predicted."""
     plain, _ = found
@@ -110,6 +111,7 @@ def test_commands_make_the_plans_and_keep_the_key_where_nothing_changes(found):
     assert own not in {key for changes, key in keys.items() if changes != "nothing"}
 
 
+@pytest.mark.slow
 def test_each_choice_is_faster_than_one_that_changes_less(found):
     """And fits; of the front it is the fastest. Heads of 256 are what pays on a v6e."""
     plain, _ = found
@@ -120,6 +122,7 @@ def test_each_choice_is_faster_than_one_that_changes_less(found):
     assert "--model.head-size 256" in plain["chosen"]["model"]["command"]
 
 
+@pytest.mark.slow
 def test_the_page_and_the_arguments_are_written(found):
     """The page has the commands and a picture; the arguments are those of the first choice."""
     plain, out = found
@@ -132,6 +135,7 @@ def test_the_page_and_the_arguments_are_written(found):
     assert shlex.split((out / "arguments.txt").read_text()) == plain["chosen"]["nothing"]["flags"]
 
 
+@pytest.mark.slow
 def test_the_screen_names_every_choice(capsys):
     """A table for each kind of change and the commands; flags given before are replaced."""
     assert tune.run([FILE, "--training.microbatches", "4", "--compile", "0"]) == 0
