@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -14,11 +15,11 @@ from data.select.document_hash import document_hash
 from pipeline.errors import StepFailed
 from pipeline.graph.step import as_node
 from pipeline.store import storage
-from pipeline.store.manifest import load
 from steps.artifacts import Documents
 from steps.documents.sample import sample
 from steps.tokens.train_tokenizer import train_tokenizer
 from tests.pipeline.helpers import bring_up, check_invariants
+from tests.steps.built import built
 
 WORDS = [f"word{i}" for i in range(200)]
 HELD_OUT = (("validation", 3_000), ("test", 1_000))
@@ -58,13 +59,7 @@ def source(tmp_path_factory):
     return write(tmp_path_factory.mktemp("source") / "s", documents())
 
 
-def published(store, node, **options):
-    """The documents of a sample, after bringing it up."""
-    bring_up(str(store), node, **options)
-    path = storage.join(str(store), as_node(node).directory)
-    manifest = load(path)
-    assert manifest is not None
-    return Documents(path, manifest)
+published = partial(built, kind=Documents)
 
 
 def rows(sampled, split):

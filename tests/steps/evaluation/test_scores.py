@@ -26,6 +26,7 @@ from steps.tokens.token_cache import tokenize
 from steps.tokens.train_tokenizer import train_tokenizer
 from steps.training.train import train
 from tests.pipeline.helpers import bring_up
+from tests.steps.built import built as artifact
 
 pytestmark = pytest.mark.slow
 
@@ -64,9 +65,7 @@ class Graph:
 
     def open(self, wanted, kind):
         """The artifact of a step, brought up where it is not there."""
-        node = as_node(wanted)
-        found = bring_up(self.store, wanted).published[node.key]
-        return kind(found.path, found.manifest)
+        return artifact(self.store, wanted, kind)
 
 
 @pytest.fixture(scope="module")

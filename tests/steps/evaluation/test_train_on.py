@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+from functools import partial
 
 import pytest
 
@@ -14,6 +15,7 @@ from steps.tokens.block_shuffle import block_shuffle
 from steps.training.continue_training import extend, warm_start
 from steps.training.train import train
 from tests.pipeline.helpers import bring_up
+from tests.steps.built import built as artifact
 from tests.steps.synthetic import VOCAB, synthetic
 from tests.training import tiny
 from training.fault import Watchdog
@@ -41,12 +43,7 @@ def store(tmp_path_factory):
     return str(tmp_path_factory.mktemp("store"))
 
 
-def built(store, node):
-    """The artifact of a node, after everything it needs was built."""
-    from pipeline.graph.step import as_node
-
-    found = bring_up(store, node).published[as_node(node).key]
-    return Checkpoint(found.path, found.manifest)
+built = partial(artifact, kind=Checkpoint)
 
 
 def test_an_extension_has_the_losses_of_the_longer_run(store):

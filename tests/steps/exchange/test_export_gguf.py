@@ -8,12 +8,10 @@ import pytest
 from gguf import GGUFReader
 
 from pipeline import InputError, StepContext, step
-from pipeline.graph.step import as_node
 from pipeline.store import storage
-from pipeline.store.manifest import load
 from steps import GgufModel, HuggingFaceModel, export_gguf
 from steps.exchange.gguf.file import write_gguf
-from tests.pipeline.helpers import bring_up
+from tests.steps.built import built
 from tests.steps.exchange.hf_folders import NEEDS_ORACLE, folder
 
 pytestmark = pytest.mark.slow  # imports transformers
@@ -31,12 +29,10 @@ def saved(run: StepContext, *, name: str) -> dict:
 
 def exported(store: str, **settings) -> tuple[GgufModel, list[dict]]:
     """The artifact of the step, and the events of the run."""
-    node, events = as_node(export_gguf(saved(name="qwen3_yarn"), **settings)), []
-    bring_up(store, node, events=events)
-    path = storage.join(store, node.directory)
-    manifest = load(path)
-    assert manifest is not None
-    return GgufModel(path, manifest), events
+    events: list[dict] = []
+    return built(
+        store, export_gguf(saved(name="qwen3_yarn"), **settings), GgufModel, events=events
+    ), events
 
 
 @NEEDS_ORACLE

@@ -14,9 +14,9 @@ from models.generate.generate import generate
 from models.hf.architectures import to_json
 from pipeline.graph.step import as_node
 from pipeline.store import storage
-from pipeline.store.manifest import load as manifest_of
 from steps.exchange.hf.tokenizer_files import write_tokenizer_files
 from tests.pipeline.helpers import bring_up
+from tests.steps.built import built
 from tests.steps.exchange.hf_folders import NEEDS_ORACLE
 from tests.steps.mini import MINI
 from tests.training.tiny import learned
@@ -43,15 +43,6 @@ def tokens_of(store):
     )
     tokens = steps.tokenize(documents, tokenizer)
     return tokens, steps.block_shuffle(tokens, LENGTH, seed=MINI.seed)
-
-
-def built(store, node, kind):
-    """The artifact of a node, after everything it needs was built."""
-    bring_up(store, node)
-    path = storage.join(store, as_node(node).directory)
-    found = manifest_of(path)
-    assert found is not None
-    return kind(path, found)
 
 
 @pytest.fixture(scope="module")

@@ -14,8 +14,8 @@ import steps
 from pipeline.errors import InputError
 from pipeline.store import storage
 from steps.cli.export import run, to_hf
+from tests.steps.built import built
 from tests.steps.exchange.hf_folders import NEEDS_ORACLE
-from tests.steps.exchange.test_hf_chain import built
 from tests.training import tiny
 from training.config import TrainConfig
 

@@ -6,6 +6,7 @@ import dataclasses
 import math
 import re
 import textwrap
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -32,6 +33,7 @@ from steps.training.budget import resolved
 from steps.training.continue_training import warm_start
 from steps.training.plan.declared_run import declared_run
 from tests.pipeline.helpers import bring_up
+from tests.steps.built import built
 from tests.steps.synthetic import VOCAB, synthetic
 from training.config import OptimizerConfig, TrainConfig
 from training.config.train import MOST_STEPS
@@ -84,9 +86,7 @@ def rungs(models=MODELS, flops=BUDGETS):
     return ladder(rung, models, flops=flops, length=LENGTH)
 
 
-def published(store, node, **options):
-    found = bring_up(store, node, **options).published[as_node(node).key]
-    return Report(found.path, found.manifest)
+published = partial(built, kind=Report)
 
 
 @pytest.fixture(scope="module")

@@ -8,14 +8,13 @@ import pytest
 from data.batches.dataset import Dataset, epochs
 from models.shape.config import TransformerConfig
 from pipeline.errors import PonenteError
-from pipeline.store import storage
-from pipeline.store.manifest import load
 from steps.artifacts import Checkpoint, Sequences
 from steps.tokens.block_shuffle import block_shuffle
 from steps.tokens.mix import Phase, mix
 from steps.tokens.pack import pack
 from steps.training.train import train
 from tests.pipeline.helpers import bring_up, executed
+from tests.steps.built import built
 from tests.steps.synthetic import EOS, VOCAB, synthetic
 from training.config import OptimizerConfig, TrainConfig
 
@@ -34,13 +33,6 @@ def low_and_high(**more):
     return [shuffled(synthetic(high=32, **more)), shuffled(synthetic(low=32, **more))]
 
 
-def open_mix(store, node):
-    path = storage.join(store, node.directory)
-    manifest = load(path)
-    assert manifest is not None
-    return Sequences(path, manifest)
-
-
 def shares(rows):
     """Of rows of one source each, the share of those from 32 on; refuses rows of both."""
     from_high = [{int(t) >= 32 for t in row if t != EOS} for row in rows]
@@ -53,8 +45,7 @@ def test_weights_hold_from_each_phase_on_without_tokenising_again(tmp_path):
     store = str(tmp_path)
     phase = Phase(start_tokens=4096 * LENGTH - 5, weights=(1.0, 0.0))
     node = mix(low_and_high(), weights=(1.0, 3.0), later=(phase,))
-    bring_up(store, node)
-    spec = open_mix(store, node).dataset()
+    spec = built(store, node, Sequences).dataset()
     with Dataset(spec) as data:
         rows = data.read(np.arange(4096 + 100))
     high = (shares(rows) * len(rows)) / (sum(s.tokens for s in spec.sources[1].shards) // LENGTH)
@@ -63,7 +54,7 @@ def test_weights_hold_from_each_phase_on_without_tokenising_again(tmp_path):
     assert shares(rows[4096:]) == 0.0
     other = mix(low_and_high(), weights=(1.0, 1.0))
     assert executed(store, other) == ["mix"]
-    with Dataset(open_mix(store, other).dataset()) as data:
+    with Dataset(built(store, other, Sequences).dataset()) as data:
         assert shares(data.read(np.arange(4096))) == pytest.approx(0.5, abs=4 / 4096)
 
 
@@ -72,11 +63,10 @@ def test_each_input_is_read_to_its_end_before_it_repeats(tmp_path):
     store = str(tmp_path)
     parts = low_and_high()
     node = mix(parts, weights=(1.0, 2.0), seed=3)
-    bring_up(store, node)
-    with Dataset(open_mix(store, node).dataset()) as data:
+    with Dataset(built(store, node, Sequences).dataset()) as data:
         rows = data.read(np.arange(2000))
     high = [row.tobytes() for row in rows if (row >= 32).any()]
-    with Dataset(open_mix(store, parts[1]).dataset()) as alone:
+    with Dataset(built(store, parts[1], Sequences).dataset()) as alone:
         count = alone.sequences
         expected = {row.tobytes() for row in alone.read(np.arange(count))}
     assert count < len(high)
@@ -120,10 +110,8 @@ def test_training_on_a_mixture_of_packed_and_joined_documents(tmp_path):
         evaluate_every=3,
     )
     node = train(sequences, model=MODEL, optimizer=OptimizerConfig(), train=config)
-    bring_up(store, node)
-    path = storage.join(store, node.directory)
-    rows = Checkpoint(path, load(path)).rows("history")
-    with Dataset(open_mix(store, sequences).dataset()) as data:
+    rows = built(store, node, Checkpoint).rows("history")
+    with Dataset(built(store, sequences, Sequences).dataset()) as data:
         seen = data.read(np.arange(3 * 8)).reshape(3, 8, LENGTH)
     padding = (seen[..., :-1] == EOS) & (seen[..., 1:] == EOS)
     assert padding.any(), "the packed input must have padding for this test to mean anything"

@@ -15,11 +15,11 @@ from data.cache.token_shard import write_shard
 from pipeline import Result, StepContext, step
 from pipeline.errors import PonenteError
 from pipeline.store import storage
-from pipeline.store.manifest import load
 from steps.artifacts import TokenCache
 from steps.tokens.pack import pack
 from tests.data.token_shards import describe
 from tests.pipeline.helpers import bring_up, check_invariants
+from tests.steps.built import built
 
 VOCAB, EOS, LENGTH = 500, 0, 64
 SHARDS = {"train/a/000": 40, "train/a/001": 1, "train/b/000": 0, "validation/a/000": 7}
@@ -54,12 +54,8 @@ def synthetic(run: StepContext, *, only: str = "") -> Result:
 
 def run(prefix: str, **config: Any) -> tuple[TokenCache, dict[str, Any]]:
     """The packed cache and its result."""
-    node = pack(synthetic(**config), sequence_length=LENGTH)
-    bring_up(prefix, node)
-    path = storage.join(prefix, node.directory)
-    manifest = load(path)
-    assert manifest is not None
-    return TokenCache(path, manifest), manifest.result
+    cache = built(prefix, pack(synthetic(**config), sequence_length=LENGTH), TokenCache)
+    return cache, cache.result
 
 
 def stream(name: str) -> tuple[np.ndarray, np.ndarray]:

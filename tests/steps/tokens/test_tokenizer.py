@@ -10,9 +10,6 @@ from tokenizers import Tokenizer as Library
 
 from data.cache.token_array import TokenArray
 from pipeline.errors import StepFailed
-from pipeline.graph.step import as_node
-from pipeline.store import storage
-from pipeline.store.manifest import load
 from steps.artifacts import TokenCache, Tokenizer
 from steps.documents.sample import sample
 from steps.tokens.token_cache import tokenize
@@ -20,6 +17,7 @@ from steps.tokens.tokenizer import _place, tokenizer
 from tests.data.tokenizer.published_shapes import shape
 from tests.data.tokenizer.split_tokenizers import documents
 from tests.pipeline.helpers import bring_up
+from tests.steps.built import built
 
 
 @pytest.fixture
@@ -29,13 +27,6 @@ def file(tmp_path):
     path.parent.mkdir()
     path.write_bytes(shape("llama2"))
     return path
-
-
-def published(store, node, kind):
-    path = storage.join(str(store), as_node(node).directory)
-    manifest = load(path)
-    assert manifest is not None
-    return kind(path, manifest)
 
 
 def test_sampling_and_tokenising_take_it(file, tmp_path):
@@ -48,7 +39,7 @@ def test_sampling_and_tokenising_take_it(file, tmp_path):
     sampled = sample(str(tmp_path / "x.parquet"), made, tokens=-1)
     node = tokenize(sampled, made, backend="tokenizers")
     bring_up(str(tmp_path / "store"), node)
-    cache = published(tmp_path / "store", node, TokenCache)
+    cache = built(tmp_path / "store", node, TokenCache)
     library = Library.from_str(shape("llama2").decode())
     eos = library.token_to_id("</s>")
     expected = [
@@ -58,7 +49,7 @@ def test_sampling_and_tokenising_take_it(file, tmp_path):
     ]
     with TokenArray(cache.split("train"), library.get_vocab_size()) as tokens:
         assert tokens.read(np.array([0]), len(tokens))[0].tolist() == expected
-    result = published(tmp_path / "store", made, Tokenizer).result
+    result = built(tmp_path / "store", made, Tokenizer).result
     assert (result["vocab_size"], result["eos_id"]) == (library.get_vocab_size(), eos)
 
 
