@@ -39,11 +39,8 @@ class Trained:
 
     Attributes:
         path: URL of its directory.
-        step: optimizer steps that it has done.
         finished: whether its train step is published.
-        model: shape of the model.
-        sequence_length: tokens of a sequence in training.
-        compute_dtype: dtype of matmuls in training.
+        sequence_length, compute_dtype: of its training.
         sequences: URL of the directory of the training sequences; None for an imported model.
         root: URL of its step's directory.
     """
@@ -97,10 +94,9 @@ def describe(
 
 
 def open_model(path: str, config: TransformerConfig, dtype: str) -> Transformer:
-    """The model of a checkpoint on the first device, ready for generation.
+    """The model of a checkpoint on the first device, in the compute dtype of its training.
 
-    Args:
-        dtype: compute dtype of training; a CPU, which is no faster in bfloat16, uses float32.
+    A CPU, which is no faster in bfloat16, uses float32.
     """
     import jax
     import jax.numpy as jnp
@@ -113,11 +109,7 @@ def open_model(path: str, config: TransformerConfig, dtype: str) -> Transformer:
 
 
 def open_tokenizer(trained: Trained, file: str | None = None) -> TextTokenizer:
-    """The tokenizer of a checkpoint, ready to encode and decode.
-
-    Args:
-        file: URL of a tokenizer.json, or of a directory with one, instead of that of training.
-    """
+    """The tokenizer of training, or the one in `file`, a tokenizer.json or a directory with one."""
     return read_tokenizer(file or trained.tokenizer().file, trained.model)
 
 
@@ -149,12 +141,8 @@ def too_long(tokens: int, trained: int) -> str:
 
 
 def find(url: str) -> Trained:
-    """The newest checkpoint in a train step's directory, or the checkpoint in its own directory.
-
-    Args:
-        url: path or URL of the directory of a train step, finished or not, or of one committed
-            checkpoint in it.
-    """
+    """The newest checkpoint in the directory of a train step, finished or not, or the committed
+    checkpoint of which `url` is the directory."""
     url = storage.normalise(url)
     root, inside, _ = url.rpartition(f"/{ATTEMPTS}/")
     root = root if inside else url
@@ -166,24 +154,23 @@ def find(url: str) -> Trained:
     if published is None or (inside and url not in [candidate.path for candidate in found]):
         # The checkpoint may be of a later build that has not replaced the published output yet.
         found += _of_ledgers(root)
-    if inside:
-        return _one(url, found).trained()
-    if not found:
-        raise InputError(_nothing(root))
-    return found[-1].trained()
+    if not inside:
+        if not found:
+            raise InputError(_nothing(root))
+        return found[-1].trained()
+    for candidate in found:
+        if candidate.path == url:
+            return candidate.trained()
+    paths = ", ".join(candidate.path for candidate in found) or "none"
+    raise InputError(
+        f"{url}: not a committed checkpoint of its step; there are {paths}; give one of them, or "
+        "the step's directory for the newest"
+    )
 
 
 @dataclass(frozen=True)
 class _Candidate:
-    """A checkpoint that has a record.
-
-    Attributes:
-        path: URL of its directory.
-        shard: its record.
-        root: directory of its step.
-        manifest: manifest of its step, if the step is published.
-        ledger: ledger with its record, if the step is not published.
-    """
+    """A checkpoint with its record, of a published step (`manifest`) or of another (`ledger`)."""
 
     path: str
     shard: Shard
@@ -217,17 +204,6 @@ class _Candidate:
         )
 
 
-def _one(url: str, found: list[_Candidate]) -> _Candidate:
-    for candidate in found:
-        if candidate.path == url:
-            return candidate
-    paths = ", ".join(candidate.path for candidate in found) or "none"
-    raise InputError(
-        f"{url}: not a committed checkpoint of its step; there are {paths}; give one of them, or "
-        "the step's directory for the newest"
-    )
-
-
 def _of_manifest(root: str, published: Manifest) -> list[_Candidate]:
     """Checkpoints of a published step, with the final one last."""
     result, artifact = published.result, Checkpoint(root, published)
@@ -246,11 +222,12 @@ def _of_manifest(root: str, published: Manifest) -> list[_Candidate]:
 
 def _of_ledgers(root: str) -> list[_Candidate]:
     """Checkpoints of unpublished builds, oldest first."""
-    found = []
-    for generation in storage.list_names(storage.join(root, LEDGER)):
-        ledger = Ledger(root, generation)
-        for shard in ledger.finished(_CHECKPOINTS).values():
-            found.append(_Candidate(storage.join(root, shard.root), shard, root, ledger=ledger))
+    ledgers = (Ledger(root, build) for build in storage.list_names(storage.join(root, LEDGER)))
+    found = [
+        _Candidate(storage.join(root, shard.root), shard, root, ledger=ledger)
+        for ledger in ledgers
+        for shard in ledger.finished(_CHECKPOINTS).values()
+    ]
     return sorted(found, key=lambda candidate: candidate.age)
 
 

@@ -40,9 +40,7 @@ class LanguageModel:
     def encode(self, text: str) -> list[int]:
         """Ids of a text that begins a document: BOS, then the text's.
 
-        Raises:
-            InputError: the text has a lone surrogate, which UTF-8 cannot express, or there is no
-                tokenizer.
+        Raises `InputError` for a lone surrogate, which UTF-8 cannot express, or without tokenizer.
         """
         return self._need_tokenizer().prompt_ids(text)
 

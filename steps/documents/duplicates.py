@@ -33,25 +33,8 @@ class _Place(NamedTuple):
     documents: int
 
 
-class DivideItem(NamedTuple):
-    """Parts whose hashes are to be divided into shares."""
-
-    places: tuple[_Place, ...]
-    shares: int
-
-
-class CompareItem(NamedTuple):
-    """One share: of each divided file the directory, and where its texts and ids are in it."""
-
-    pieces: tuple[tuple[str, tuple[int, int], tuple[int, int]], ...]
-    by_position: bool
-
-
-class UniqueItem(NamedTuple):
-    """The directory of a sampled shard, and its rows to drop by split."""
-
-    directory: str
-    lost: dict[str, np.ndarray]
+_Piece = tuple[str, tuple[int, int], tuple[int, int]]
+"""The directory of a divided file, and where the texts and ids of one share are in it."""
 
 
 def drop_duplicates(
@@ -59,8 +42,7 @@ def drop_duplicates(
 ) -> tuple[dict[str, Shard], int]:
     """(shards rewritten without their duplicates, number of documents with a repeated id).
 
-    Args:
-        splits: names of the splits; the first one, train, keeps a copy only if no other has it.
+    The first split, train, keeps a copy only if no other has it.
     """
     import numpy as np
 
@@ -84,9 +66,7 @@ def drop_duplicates(
         none = {name: np.empty(0, np.int64) for name in shard.result["splits"]}
         lost.setdefault(shard.name, none)[split] = rows
     items = {
-        f"unique/{name.rpartition('/')[2]}": UniqueItem(
-            storage.join(run.root, written[name].root), rows
-        )
+        f"unique/{name.rpartition('/')[2]}": (storage.join(run.root, written[name].root), rows)
         for name, rows in lost.items()
     }
     return run.map(unique_shard, items), found.repeated_ids
@@ -108,25 +88,21 @@ def _find(run: StepContext, places: list[_Place], by_position: bool) -> Found:
         return duplicates.find_duplicates(read, by_position=by_position)
     shares = -(-documents // duplicates.AT_ONCE)
     groups = [*_groups(places, duplicates.AT_ONCE)]
-    items = {f"{_DIVIDE}/{n:06d}": DivideItem(group, shares) for n, group in enumerate(groups)}
+    items = {f"{_DIVIDE}/{n:06d}": (group, shares) for n, group in enumerate(groups)}
     divided = run.map(divide_shard, items).values()
 
-    def of_share(share: int) -> CompareItem:
-        return CompareItem(
-            tuple(
-                (
-                    storage.join(run.root, shard.root),
-                    tuple(shard.result["texts"][share : share + 2]),
-                    tuple(shard.result["ids"][share : share + 2]),
-                )
-                for shard in divided
-            ),
-            by_position,
+    def pieces(share: int) -> tuple[_Piece, ...]:
+        return tuple(
+            (
+                storage.join(run.root, shard.root),
+                tuple(shard.result["texts"][share : share + 2]),
+                tuple(shard.result["ids"][share : share + 2]),
+            )
+            for shard in divided
         )
 
-    compared = run.map(
-        compare_shard, {f"{_COMPARE}/{share:06d}": of_share(share) for share in range(shares)}
-    )
+    compare = {f"{_COMPARE}/{share:06d}": (pieces(share), by_position) for share in range(shares)}
+    compared = run.map(compare_shard, compare)
     urls = [storage.join(run.root, shard.root, "lost.npy") for shard in compared.values()]
     repeated = [shard.result["repeated"] for shard in compared.values()]
     return duplicates.join(zip(in_order(load_array, urls, run.root), repeated, strict=True))
@@ -151,11 +127,12 @@ def _read(place: _Place) -> Part:
     return Part(place.number, place.rank, read_hashes(place.directory, place.split))
 
 
-def divide_shard(directory: str, item: DivideItem) -> Mapping[str, Any]:
+def divide_shard(directory: str, item: tuple[tuple[_Place, ...], int]) -> Mapping[str, Any]:
     """Shard writer: the hashes of some parts, share after share; the result has the ends."""
     from data.select.duplicates import by_share
 
-    shares = by_share(in_order(_read, item.places, directory), item.shares)
+    places, count = item
+    shares = by_share(in_order(_read, places, directory), count)
     ends: dict[str, list[int]] = {}
     for name in ("texts", "ids"):
         ends[name] = [0]
@@ -167,18 +144,18 @@ def divide_shard(directory: str, item: DivideItem) -> Mapping[str, Any]:
     return {**ends, "content": None}  # no part of the output's content
 
 
-def compare_shard(directory: str, item: CompareItem) -> Mapping[str, Any]:
+def compare_shard(directory: str, item: tuple[tuple[_Piece, ...], bool]) -> Mapping[str, Any]:
     """Shard writer: part and row of every document of one share that is to be dropped."""
     from data.select.duplicates import TEXT_WORDS, Share, compare
     from data.select.write_sample import save_array
 
-    def load(piece: tuple[str, tuple[int, int], tuple[int, int]]) -> Share:
+    def load(piece: _Piece) -> Share:
         place, texts, ids = piece
         words = _words(storage.join(place, "texts.u64"), *texts)
         return Share(words.reshape(-1, TEXT_WORDS), _words(storage.join(place, "ids.u64"), *ids))
 
-    pieces = concurrently(load, item.pieces, directory)
-    lost, repeated = compare(pieces, item.by_position)
+    pieces, by_position = item
+    lost, repeated = compare(concurrently(load, pieces, directory), by_position)
     save_array(storage.join(directory, "lost.npy"), lost)
     return {"repeated": repeated, "content": None}
 
@@ -191,8 +168,8 @@ def _words(url: str, begin: int, end: int) -> np.ndarray:
         return np.frombuffer(file.read(end - begin), "<u8").astype(np.uint64)
 
 
-def unique_shard(directory: str, item: UniqueItem) -> Mapping[str, Any]:
-    """Shard writer: a sampled shard without its duplicates."""
+def unique_shard(directory: str, item: tuple[str, dict[str, np.ndarray]]) -> Mapping[str, Any]:
+    """Shard writer: a sampled shard without its duplicates, of which it gets the rows by split."""
     from data.select.write_sample import drop_rows
 
-    return drop_rows(item.directory, item.lost, directory)
+    return drop_rows(*item, directory)

@@ -24,12 +24,9 @@ from steps.documents.duplicates import drop_duplicates as without_duplicates
 from steps.documents.duplicates import forget_comparison
 from steps.documents.first_documents import first_documents
 from steps.documents.sample_shards import (
-    BlockItem,
-    EdgeItem,
     Filter,
     ProbeItem,
     SampleItem,
-    SurveyItem,
     block_shard,
     clusters,
     edge_shard,
@@ -155,17 +152,21 @@ def _choose_documents(request: _Request) -> Chosen:
         progress=lambda done, total: request.run.progress(done, total, "files listed"),
     )
     items = {
-        f"survey/{index:06d}": SurveyItem(group, request.filter)
+        f"survey/{index:06d}": (group, request.filter)
         for index, group in enumerate(_to_count(units))
     }
     surveyed = request.run.map(survey_shard, items)
     survey = merge(load_surveys(request.run, surveyed.values()))
     if not survey.documents:
-        raise InputError(f"{request.source}: {_no_document(survey.seen, request.filter)}")
+        least = request.filter.min_score
+        why = "expected documents, found none in any row that was not skipped; name other files"
+        if survey.seen and least is not None:
+            why = f"none of {survey.seen:,} documents scores {least} or more; lower min_score"
+        raise InputError(f"{request.source}: {why}")
     rate = _probe_units(request, units)
     bins = boundary_bins(survey, request.budget, rate)
     looked = {
-        name.replace("survey", "edge"): EdgeItem(storage.join(request.run.root, shard.root), bins)
+        name.replace("survey", "edge"): (storage.join(request.run.root, shard.root), bins)
         for name, shard in surveyed.items()
         if len(bins)
     }
@@ -180,12 +181,6 @@ def _choose_documents(request: _Request) -> Chosen:
         counted=survey,
         at_the_ends=at_the_ends(ranges, edge),
     )
-
-
-def _no_document(seen: int, filter: Filter) -> str:
-    if not seen or filter.min_score is None:
-        return "expected documents, found none in any row that was not skipped; name other files"
-    return f"none of {seen:,} documents scores {filter.min_score} or more; lower min_score"
 
 
 def _to_count(units: list[Unit]) -> Iterator[tuple[Unit, ...]]:
@@ -247,19 +242,20 @@ def _choose_row_groups(request: _Request) -> Chosen:
     from data.select.write_sample import below
 
     files, seed = [url for url, _ in list_files(request.source)], request.filter.seed
-    rate = _probe_walk(request, RowGroupOrder(files, seed, backwards=False, fields=request.fields))
-    backward = _walked(
-        request, RowGroupOrder(files, seed, backwards=True, fields=request.fields), "walk-back"
-    )
+    train, *held_out = request.budget.names
+
+    def order(backwards: bool) -> RowGroupOrder:
+        return RowGroupOrder(files, seed, backwards=backwards, fields=request.fields)
+
+    rate = _probe_walk(request, order(backwards=False))
+    backward = _walked(request, order(backwards=True), "walk-back")
     taken: dict[str, list[Group]] = {}
-    for name in request.budget.names[1:]:
+    for name in held_out:
         taken[name] = _take(request, backward, name, rate, taken)
     others = {group.key for groups in taken.values() for group in groups}
-    forward = _walked(
-        request, RowGroupOrder(files, seed, backwards=False, fields=request.fields), "walk"
-    )
-    train = (group for group in forward if group.key not in others)
-    taken[request.budget.names[0]] = _take(request, train, request.budget.names[0], rate, taken)
+    forward = _walked(request, order(backwards=False), "walk")
+    left = (group for group in forward if group.key not in others)
+    taken[train] = _take(request, left, train, rate, taken)
     items, fetched, skipped = [], 0, Counter[str]()
     for name in request.budget.names:
         used = [group for group in taken[name] if group.documents]
@@ -309,7 +305,7 @@ def _walked(request: _Request, walk: RowGroupOrder, prefix: str) -> Iterator[Gro
     at_once, number = 1, 0
     while blocks := walk.next_blocks(at_once):
         items = {
-            f"{prefix}/{number + index:06d}": BlockItem(block, request.filter)
+            f"{prefix}/{number + index:06d}": (block, request.filter)
             for index, block in enumerate(blocks)
         }
         counted = request.run.map(block_shard, items)

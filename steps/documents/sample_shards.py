@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
-from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pipeline import StepContext
@@ -36,27 +35,6 @@ class Filter(NamedTuple):
     keep_hashes: bool
 
 
-class SurveyItem(NamedTuple):
-    """Units to count."""
-
-    units: tuple[Unit, ...]
-    filter: Filter
-
-
-class EdgeItem(NamedTuple):
-    """The directory of a survey's shard, and the hash bins whose documents are needed."""
-
-    directory: str
-    bins: np.ndarray
-
-
-class BlockItem(NamedTuple):
-    """Row groups to count."""
-
-    block: RowGroupBlock
-    filter: Filter
-
-
 class ProbeItem(NamedTuple):
     """The row groups to probe with the tokenizer: one of a unit, or some of a block.
 
@@ -80,14 +58,15 @@ class SampleItem(NamedTuple):
     filter: Filter
 
 
-def survey_shard(directory: str, item: SurveyItem) -> Mapping[str, Any]:
+def survey_shard(directory: str, item: tuple[tuple[Unit, ...], Filter]) -> Mapping[str, Any]:
     """Shard writer: counts of some units by hash bin, and every document's hash."""
     import numpy as np
 
     from data.select.hash_histogram import survey
     from data.select.write_sample import save_array
 
-    found, documents = survey(item.units, item.filter.seed, item.filter.min_score)
+    units, filter = item
+    found, documents = survey(units, filter.seed, filter.min_score)
     bins = np.stack([found.tokens_by_bin, found.documents_by_bin])
     save_array(f"{directory}/bins.npy", bins)
     save_array(f"{directory}/documents.npy", documents)
@@ -99,22 +78,24 @@ def survey_shard(directory: str, item: SurveyItem) -> Mapping[str, Any]:
     }
 
 
-def edge_shard(directory: str, item: EdgeItem) -> Mapping[str, Any]:
+def edge_shard(directory: str, item: tuple[str, np.ndarray]) -> Mapping[str, Any]:
     """Shard writer: hash and count of the documents in some bins of a survey's shard."""
     from data.select.hash_histogram import documents_in
     from data.select.write_sample import load_array, save_array
 
-    found = documents_in(load_array(f"{item.directory}/documents.npy"), item.bins)
+    surveyed, bins = item
+    found = documents_in(load_array(f"{surveyed}/documents.npy"), bins)
     save_array(f"{directory}/edge.npy", found)
     return {"documents": found.shape[1]}
 
 
-def block_shard(directory: str, item: BlockItem) -> Mapping[str, Any]:
+def block_shard(directory: str, item: tuple[RowGroupBlock, Filter]) -> Mapping[str, Any]:
     """Shard writer: counts of a block's row groups, in the result; writes no file."""
     from data.select.row_groups import survey_block
 
     del directory
-    groups, count = survey_block(item.block, item.filter.seed, item.filter.min_score)
+    block, filter = item
+    groups, count = survey_block(block, filter.seed, filter.min_score)
     return {"groups": [asdict(group) for group in groups], "row_groups": count}
 
 
@@ -150,23 +131,19 @@ def sample_shard(directory: str, item: SampleItem) -> Mapping[str, Any]:
 
 def load_surveys(run: StepContext, shards: Iterable[Shard]) -> Iterator[HashHistogram]:
     """The counts that each `survey_shard` wrote; a few at a time are in memory."""
-    return in_order(partial(_load_survey, run), shards, run.root)
-
-
-def _load_survey(run: StepContext, shard: Shard) -> HashHistogram:
     from data.select.hash_histogram import HashHistogram
     from data.select.write_sample import load_array
 
-    directory = storage.join(run.root, shard.root)
-    tokens_by_bin, documents_by_bin = load_array(f"{directory}/bins.npy")
-    return HashHistogram(
-        seen=shard.result["seen"],
-        documents=shard.result["documents"],
-        tokens=shard.result["tokens"],
-        text_bytes=shard.result["bytes"],
-        tokens_by_bin=tokens_by_bin,
-        documents_by_bin=documents_by_bin,
-    )
+    def load(shard: Shard) -> HashHistogram:
+        tokens, documents = load_array(f"{storage.join(run.root, shard.root)}/bins.npy")
+        return HashHistogram(
+            **{name: shard.result[name] for name in ("seen", "documents", "tokens")},
+            text_bytes=shard.result["bytes"],
+            tokens_by_bin=tokens,
+            documents_by_bin=documents,
+        )
+
+    return in_order(load, shards, run.root)
 
 
 def load_edge(run: StepContext, bins: np.ndarray, shards: Iterable[Shard]) -> BoundaryDocuments:

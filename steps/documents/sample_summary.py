@@ -51,22 +51,28 @@ def summary(
     unique: Mapping[str, Shard],
     repeated_ids: int | None,
 ) -> Result:
-    """The step's result, in which `documents_seen` = `documents_kept` + the sum of `dropped`.
-
-    Every split has `tokens_asked`, its budget; `tokens_counted` by the source; `tokens_predicted`
-    for the tokenizer, with its standard error; and `predicted_over_asked`, the relative difference
-    of prediction and budget.
-    """
+    """The step's result, in which `documents_seen` = `documents_kept` + the sum of `dropped`."""
+    source: dict[str, Any] = {"files": chosen.files}
+    if (whole := chosen.counted) is not None:
+        source = {"documents": whole.documents, "tokens_counted": whole.tokens}
+        source["text_bytes"] = whole.text_bytes
+    probe = None
+    if (rate := chosen.rate) is not None:
+        probe = {"documents": rate.documents, "clusters": rate.clusters}
+        probe |= {"tokens_per_count": rate.per_count, "standard_error": rate.standard_error}
     counted = all(unit.counted for item in chosen.items for unit in item.units)
     number = {name: name.rpartition("/")[2] for name in written}
     final = [unique.get(f"unique/{number[name]}", shard) for name, shard in written.items()]
-    splits = {name: _split(name, budget, chosen.rate, final) for name in budget.names}
+    splits = {name: _split(name, budget, rate, final) for name in budget.names}
     dropped = Counter[str](chosen.skipped)
     for shard in (*written.values(), *unique.values()):
         dropped.update(shard.result["dropped"])
     if repeated_ids is not None:
         for name, part in splits.items():
-            part["duplicates_dropped"] = _dropped_of(name, unique)
+            gone = [shard.result["dropped_splits"].get(name, {}) for shard in unique.values()]
+            part["duplicates_dropped"] = {
+                key: sum(each.get(key, 0) for each in gone) for key in ("documents", "tokens")
+            }
     seen = sum(s.result["seen"] for s in written.values()) + sum(chosen.skipped.values())
     for name, part in splits.items():
         if not part["documents"]:
@@ -80,8 +86,8 @@ def summary(
         "documents_kept": sum(part["documents"] for part in splits.values()),
         "dropped": dict(dropped),
         "repeated_ids": repeated_ids,
-        "source": _source(chosen),
-        "probe": _probe(chosen.rate),
+        "source": source,
+        "probe": probe,
         "read": {
             "row_groups": sum(s.result["row_groups_read"] for s in written.values()),
             "text_bytes": sum(s.result["text_bytes_read"] for s in written.values()),
@@ -122,33 +128,6 @@ def _split(
     }
 
 
-def _source(chosen: Chosen) -> dict[str, Any]:
-    """Counts of the source's documents that score high enough, or only its number of files."""
-    if chosen.counted is None:
-        return {"files": chosen.files}
-    return {
-        "documents": chosen.counted.documents,
-        "tokens_counted": chosen.counted.tokens,
-        "text_bytes": chosen.counted.text_bytes,
-    }
-
-
-def _probe(rate: TokenRatio | None) -> dict[str, Any] | None:
-    if rate is None:
-        return None
-    return {
-        "documents": rate.documents,
-        "clusters": rate.clusters,
-        "tokens_per_count": rate.per_count,
-        "standard_error": rate.standard_error,
-    }
-
-
-def _dropped_of(name: str, unique: Mapping[str, Shard]) -> dict[str, int]:
-    parts = [shard.result["dropped_splits"].get(name, {}) for shard in unique.values()]
-    return {key: sum(part.get(key, 0) for part in parts) for key in ("documents", "tokens")}
-
-
 def _sum_hex(digests: Iterable[str]) -> str:
     from data.select.document_hash import digest_hex
 
@@ -165,10 +144,8 @@ def _empty(name: str, seen: int, dropped: Mapping[str, int]) -> str:
 
 
 def _far_off(name: str, part: dict[str, Any], at_the_end: int) -> str:
-    """The warning about a split that is far from its budget; empty for the others.
-
-    `at_the_end` documents have its last id.
-    """
+    """The warning about a split that is far from its budget, or ""; `at_the_end` documents have
+    its last id."""
     from data.select.hash_ranges import one_id
 
     share = part["predicted_over_asked"]

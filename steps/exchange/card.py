@@ -17,7 +17,7 @@ from pipeline.prices import price_of
 from pipeline.store import storage
 from steps.artifacts import Checkpoint
 from steps.pages.run_record import RunRecord, of_checkpoint
-from training.config.batch_schedule import batch_phases
+from training.config.batch_schedule import rows_read
 
 _HOUR = 3600.0
 _TABLE = ["| | |", "|---|---|"]
@@ -90,38 +90,22 @@ def _use(model: Checkpoint) -> list[str]:
 def _training(model: Checkpoint, record: RunRecord) -> list[str]:
     config, train, result = model.model, model.train, model.result
     steps = result["last"]["step"]
-    tokens = _tokens(train, steps)
+    tokens = train.sequence_length * rows_read(train, steps)
     flops = tokens * training_flops_per_token(config, train.sequence_length, causal=True)
-    name = str(result["measured"]["hardware"])
     account = record.account()
     seconds = account.total if account else result["measured"]["seconds"]["total"]
+    used = pod(str(result["measured"]["hardware"]))
+    price = price_of(used.generation) if used.generation else None
     facts = [
         ("steps", f"{steps:,}"),
         ("tokens", f"{tokens:,}"),
         ("FLOPs", f"{flops:.3g} (causal attention, without recomputation)"),
         ("hardware", model.trained_on),
         ("wall time", readable.duration(seconds)),
-        ("cost", _cost(name, seconds)),
+        ("cost", price.of(used.devices * seconds / _HOUR) if price else ""),  # list prices
         ("continues", model.input_paths.get("checkpoint", "").rpartition("/")[2]),
     ]
     return ["## Training", "", *_rows(facts)]
-
-
-def _tokens(train: Any, steps: int) -> int:
-    """Tokens of a number of steps, under the schedule of batch sizes."""
-    phases = batch_phases(train)
-    ends = [*(phase.first for phase in phases[1:]), steps]
-    return sum(
-        max(0, min(end, steps) - phase.first) * phase.rows * train.sequence_length
-        for phase, end in zip(phases, ends, strict=True)
-    )
-
-
-def _cost(hardware: str, seconds: float) -> str:
-    """The cost at list prices; empty if the chip has no price."""
-    found = pod(hardware)
-    price = price_of(found.generation) if found.generation else None
-    return price.of(found.devices * seconds / _HOUR) if price else ""
 
 
 def _evaluation(record: RunRecord) -> list[str]:

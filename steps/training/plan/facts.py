@@ -15,7 +15,7 @@ from pipeline.graph.step import Node
 from steps.platforms import chip_of, devices_here
 from steps.training.budget import told_epochs
 from steps.training.plan import memory
-from steps.training.plan.cost import RunTime, checkpoint_bytes, money, run_time, speed_here
+from steps.training.plan.cost import checkpoint_bytes, money, run_time, speed_here
 from steps.training.plan.declared_run import DeclaredRun, declared_run, model_of
 from steps.training.plan.memory import GIB, Fit
 from training.config import TrainConfig
@@ -33,9 +33,11 @@ def training_facts(node: Node, results: Results) -> Facts:
     """
     run = declared_run(node, results)
     if run is None:
-        return Facts(_unknown_model(node, results))
+        child, known = node.inputs.get("checkpoint"), "its size, memory, speed and cost are known"
+        unknown = child is not None and model_of(node, results) is None
+        return Facts((f"model       {known} when {child.label} is built",) if unknown else ())
     lines, data = _size(run)
-    lines += _without_effect(run)
+    lines += _without_effect(run, run.steps) if run.steps else []
     devices, chip = devices_here(run.hardware), chip_of(run.hardware)
     if devices is None:
         need = f"memory      state and gradients {memory.host_need(run) / GIB:.2f} GiB"
@@ -63,18 +65,8 @@ def training_facts(node: Node, results: Results) -> Facts:
     return Facts(tuple(lines), data, examine=_examination(run))
 
 
-def _unknown_model(node: Node, results: Results) -> tuple[str, ...]:
-    """A line on the output that the size of the model depends on; none if the size is known."""
-    child = node.inputs.get("checkpoint")
-    if child is None or model_of(node, results) is not None:
-        return ()
-    return (f"model       its size, memory, speed and cost are known when {child.label} is built",)
-
-
-def _without_effect(run: DeclaredRun) -> list[str]:
+def _without_effect(run: DeclaredRun, steps: int) -> list[str]:
     """A warning for every setting that begins after the last step."""
-    if not run.steps:
-        return []
     whole, found = run.whole, []
     begins = {
         "milestones": whole.milestones,
@@ -82,13 +74,12 @@ def _without_effect(run: DeclaredRun) -> list[str]:
         "length_schedule": [first for first, _ in whole.length_schedule],
         "profile": (whole.profile or ())[:1],
     }
-    for name, steps in begins.items():
+    for name, firsts in begins.items():
         # A milestone is saved after its step, a trace holds it: these may be the last step itself.
-        last = run.steps - name.endswith("schedule")
-        if late := [step for step in steps if step > last]:
+        if late := [first for first in firsts if first > steps - name.endswith("schedule")]:
             found.append(
                 f"warning     TrainConfig.{name}: step {late[0]:,} is beyond the last step, "
-                f"{run.steps:,}: it has no effect"
+                f"{steps:,}: it has no effect"
             )
     return found
 
@@ -164,8 +155,14 @@ def _too_large(run: DeclaredRun, fit: Fit, lines: list[str], data: dict[str, Any
     """A refusal, or a check by the compiler if the formula's error could make the step fit."""
     others = memory.nearest(run)
     data["fitting"] = others
-    why = _changes(f"does not fit {run.hardware.name} by formula", fit, others)
     if fit.cannot:
+        need, limit = fit.estimate.total / GIB, fit.limit / GIB
+        why = f"does not fit {run.hardware.name} by formula: {need:.1f} of {limit:.2f} GiB per "
+        why += f"device, short by {need - limit:.1f}"
+        if not others:
+            why += "; no smaller batch and no larger slice of this kind fits by formula"
+            return Facts(tuple(lines), data, why)
+        why = "\n".join([f"{why}; these fit by formula:", *(f"  {other}" for other in others)])
         return Facts(tuple(lines), data, why)
     examine = _examination(run)
     if examine is None:
@@ -174,14 +171,6 @@ def _too_large(run: DeclaredRun, fit: Fit, lines: list[str], data: dict[str, Any
         )
         lines += [f"            fits by formula: {other}" for other in others]
     return Facts(tuple(lines), data, examine=examine)
-
-
-def _changes(what: str, fit: Fit, others: list[str]) -> str:
-    need, limit = fit.estimate.total / GIB, fit.limit / GIB
-    short = f"{what}: {need:.1f} of {limit:.2f} GiB per device, short by {need - limit:.1f}"
-    if not others:
-        return f"{short}; no smaller batch and no larger slice of this kind fits by formula"
-    return "\n".join([f"{short}; these fit by formula:", *(f"  {other}" for other in others)])
 
 
 def _speed(
@@ -209,12 +198,8 @@ def _speed(
         f"{step_time.ERROR:.0%}, 90th percentile {step_time.ERROR_90:.0%} "
         f"(docs/predictions.md); untuned runs took {low:g} to {high:g} times the middle",
     ]
-    wasted = lint(
-        run.model,
-        fit.train.parallel,
-        platform=run.hardware.kind,
-        sequence_length=run.train.sequence_length,
-    )
+    length, kind = run.train.sequence_length, run.hardware.kind
+    wasted = lint(run.model, fit.train.parallel, platform=kind, sequence_length=length)
     return [*lines, *(f"            {sentence}" for sentence in wasted)]
 
 
@@ -230,8 +215,8 @@ def _whole_run(
     if train.evaluate_batches == "all":
         extra += " (evaluation of whole splits is not counted)"
     return [
-        f"run         {_hours(fast)} to {_hours(slow)} h of {run.hardware.devices} {chip.name}: "
-        f"at the slow end {extra}",
+        f"run         {fast.total / 3600:.2f} to {slow.total / 3600:.2f} h of "
+        f"{run.hardware.devices} {chip.name}: at the slow end {extra}",
         *(f"cost        {line}" for line in money(run, chip, (fast, slow))),
     ]
 
@@ -248,10 +233,6 @@ def _mean_seconds(run: DeclaredRun, resolved: ResolvedRun, chip: Chip) -> float:
         steps = each.phase.end - max(each.phase.first, run.done)
         total, count = total + steps * seconds[each.train], count + steps
     return total / max(count, 1)
-
-
-def _hours(time: RunTime) -> str:
-    return f"{time.total / 3600:.2f}"
 
 
 def _examination(run: DeclaredRun) -> Callable[[Callable[[str], None]], Facts] | None:

@@ -25,13 +25,7 @@ SHOWN = 3
 
 @dataclass(frozen=True)
 class Fit:
-    """A step's memory on one device, by formula.
-
-    Attributes:
-        train: the configuration without "auto".
-        estimate: bytes by formula.
-        limit: bytes that a program may use.
-    """
+    """A step's memory on one device, by formula: `train` has no "auto", `limit` is in bytes."""
 
     train: TrainConfig
     estimate: Estimate
@@ -73,8 +67,7 @@ def fit_of(phase: ResolvedPhase, devices: Devices) -> Fit:
 def nearest(run: DeclaredRun, share: float = 1.0) -> list[str]:
     """The nearest changes of settings with which the step fits by formula, one per line.
 
-    Args:
-        share: share of the limit to fill, below 1 if the compiler needed more than the formula.
+    They fill a `share` of the limit, below 1 if the compiler needed more than the formula.
     """
     found = []
     for text, train, hardware in _changes(run):
@@ -93,7 +86,8 @@ def nearest(run: DeclaredRun, share: float = 1.0) -> list[str]:
 def _changes(run: DeclaredRun) -> Iterator[tuple[str, TrainConfig, Hardware]]:
     """Settings near the run's own; those that change no result come first."""
     train, hardware = run.train, run.hardware
-    shards = _shards(train, hardware)
+    # Devices that the sequences of a batch are divided among.
+    shards = hardware.devices // (train.parallel.sequence * train.parallel.tensor)
     auto = dataclasses.replace(train.parallel, sharding="auto", optimizer_memory="auto")
     free = dataclasses.replace(train, remat="auto", loss_chunks="auto", parallel=auto)
     if free != train:
@@ -113,11 +107,6 @@ def _changes(run: DeclaredRun) -> Iterator[tuple[str, TrainConfig, Hardware]]:
         if not train.batch_size % (factor * shards):
             rows = train.batch_size // factor
             yield f"batch_size {rows}", dataclasses.replace(train, batch_size=rows), hardware
-
-
-def _shards(train: TrainConfig, hardware: Hardware) -> int:
-    """Number of devices that the sequences of a batch are divided among."""
-    return hardware.devices // (train.parallel.sequence * train.parallel.tensor)
 
 
 def _larger(hardware: Hardware) -> list[str]:
