@@ -1,8 +1,7 @@
 """What a run trains on: sources of tokens, shuffled and mixed into one endless order of rows.
 
-Position p maps to a row of some source: the mixture gives the source that p draws from and how many
-rows it has drawn before, and the source's shuffle maps that count to one of its rows. Rows of all
-sources are numbered consecutively.
+The mixture gives the source that a position draws from and how many rows it has drawn before, and
+the source's shuffle maps that count to one of its rows.
 """
 
 from __future__ import annotations
@@ -36,19 +35,16 @@ class DatasetSpec:
     """A data set in plain values; equal specs give the same order of rows.
 
     Attributes:
-        phases: mixture phases, each with the weights of the sources from its start on; empty draws
-            from every source in proportion to its rows.
-        tokenizer: SHA-256 of that tokenizer, checked against every shard; "" skips the check.
         masked: whether stored ids carry a loss mask: an id of `vocab_size` or more is the token
             `id - vocab_size`, whose prediction is excluded from the loss.
     """
 
     sources: tuple[Source, ...]
-    phases: tuple[MixturePhase, ...] = ()
+    phases: tuple[MixturePhase, ...] = ()  # empty: every source in proportion to its rows
     sequence_length: int
     vocab_size: int
     eos_id: int
-    tokenizer: str = ""
+    tokenizer: str = ""  # its SHA-256, checked against every shard; "" skips the check
     seed: int = 0
     masked: bool = False
 
@@ -68,11 +64,7 @@ def epochs(spec: DatasetSpec, rows: int) -> tuple[float, ...]:
 
 
 class Dataset:
-    """The rows of a spec. Safe to read from several threads; a context manager.
-
-    Raises:
-        InputError: no source, a source without a whole row, or a wrong number of weights.
-    """
+    """The rows of a spec. Safe to read from several threads; a context manager."""
 
     def __init__(self, spec: DatasetSpec) -> None:
         if not spec.sources:

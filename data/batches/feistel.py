@@ -5,9 +5,8 @@ A generalised Feistel network on [0, a) x [0, b), a * b >= size, with a and b ne
 one half to the other, modulo a or b. An output outside [0, size) is permuted again until it is
 inside ("cycle walking"), which keeps the map a bijection; a * b < size + a, so this is rare.
 
-The hash must carry high bits down to low ones, which multiplication, addition and exclusive or
-never do: without right shifts the parity of an output depends on parities only, and every batch of
-a shuffled data set is all even or all odd. Therefore the hash is the finaliser of SplitMix64.
+The hash is the finaliser of SplitMix64: its right shifts carry high bits down to low ones; without
+them every batch of a shuffled data set would be all even or all odd.
 """
 
 from __future__ import annotations

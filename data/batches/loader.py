@@ -40,7 +40,6 @@ class Loader:
 
     Args:
         rows: indices of the batch's sequences that this process reads, ascending; None for all.
-            When several processes share a batch, each reads the rows of its own devices.
         stop_batch: number of the batch to end before; None never ends, since the order is endless.
         threads: reader threads; None: 8 for shards on local disks, 16 for object stores.
     """

@@ -7,15 +7,13 @@ A shard is a directory of three Zarr arrays:
     checksums   [chunks + 2] uint32: CRC-32C of the tokens of every chunk in order, then of the
                 offsets, then of tokens/zarr.json
 
-TensorStore writes them from the metadata defined here. It lays out `tokens/c/0` regularly: records
-of CHUNK little-endian tokens and their CRC-32C, the last chunk padded with zeros, then Zarr's shard
-index. The writer reads a shard back and refuses any other layout, since readers compute a chunk's
-place: they read 400 to 500 million tokens a second on one core, four times as many as through
-TensorStore.
+TensorStore lays out `tokens/c/0` regularly: records of CHUNK little-endian tokens and their
+CRC-32C, the last chunk padded with zeros, then Zarr's shard index. The writer refuses any other
+layout, since readers compute a chunk's place: they read 400 to 500 million tokens a second on one
+core, four times as many as through TensorStore.
 
 A chunk is accepted only when both its inline CRC and its entry in `checksums` match its bytes. The
 entry detects a chunk, a file or a directory swapped for another, which an inline CRC alone misses.
-The bytes are deterministic and not compressed: the same documents give the same bytes.
 """
 
 from __future__ import annotations

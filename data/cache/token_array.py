@@ -1,9 +1,8 @@
 """The shards of a split as one long array of tokens, without copying them.
 
-Creating one reads no storage, whatever the number of shards: the caller gives their lengths. A
-shard is opened when a window first touches it and must then match its `check`. Every chunk is
-checked each time it is read. Four bytes stay in memory for every chunk of the shards opened so far,
-and a bounded number of files stays open.
+Creating one reads no storage. A shard is opened when a window first touches it and must then match
+its `check`. Every chunk is checked each time it is read. Four bytes stay in memory for every chunk
+of the shards opened so far, and a bounded number of files stays open.
 """
 
 from __future__ import annotations

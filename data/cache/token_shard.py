@@ -1,9 +1,7 @@
 """Writes documents to a token shard on disk or in a bucket, and reads a shard's metadata.
 
-A shard holds the concatenated ids of its documents, with EOS after each and no other id added, and
-the start of each document. Ids are uint16 when the vocabulary fits, else uint32. The attributes of
-`tokens` record the vocabulary size, EOS and tokenizer. Files are Zarr 3, written by TensorStore in
-the layout of `data/cache/chunks.py`; the same documents give the same bytes.
+A shard holds the concatenated ids of its documents, with EOS after each, and the start of each
+document, in the layout of `data/cache/chunks.py`; the same documents give the same bytes.
 
 A corrupt, missing, swapped or truncated file must never read as data. Every file is written
 atomically, and the whole shard is read back before `write_shard` returns, against checksums of the

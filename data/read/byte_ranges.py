@@ -3,8 +3,8 @@
 Every read is checked for its length and retried by `data.read.retry`. A size or version (the hub's
 object id, an ETag, a generation) other than the first one seen is an `InputError`.
 
-Hub files are read with one request per attempt, through the session of `huggingface_hub`, because
-the file object of `HfFileSystem` retries each read six times before it reports an error.
+Hub files are read through the session of `huggingface_hub`, because the file object of
+`HfFileSystem` retries each read six times before it reports an error.
 """
 
 from __future__ import annotations

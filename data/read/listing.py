@@ -1,10 +1,8 @@
 """Lists the current files of a source with digests, which change with content and not with place.
 
-The digest of a file is the best that its store gives without sending the file: the hub's SHA-256 or
-Git object id, the MD5 or CRC-32C of gs://, the ETag or else Last-Modified of a web server; for
-local files, that of `data.read.local_digest`. A full hub commit and the documentation are
-pinned and need no request. Planning imports this module, so it imports store clients only when
-needed.
+The digest of a file is the best that its store gives without sending the file. A full hub commit
+and the documentation are pinned and need no request. Planning imports this module, so it imports
+store clients only when needed.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Cheap digests of local files: of all bytes of a small file, of samples of a large one.
 
-A file of up to `WHOLE` bytes is digested whole. For a larger one the digest covers the size, 16
-blocks spread over the file and, for Parquet, the footer, which has the offsets and sizes of all
-pages and the minima and maxima of their values, so a rewritten file has another digest.
+The samples of a file of more than `WHOLE` bytes are its size, 16 blocks spread over it and, for
+Parquet, the footer, which has the offsets, sizes and extreme values of all pages.
 
 Digests are remembered by path, size, times and inode in the user's cache directory. A large file
 whose times or inode changed since, but not its samples, is read whole, once: from then on the

@@ -2,12 +2,9 @@
 
 The copy in the held-out split named first is kept, or one in train if no held-out split has a copy;
 within a split the one with the smallest document hash, so a larger sample keeps the same copies as
-a smaller one. Samples of whole row groups keep the first copy of their walk instead. Copies with
-the same id are the same document, and the first one is kept.
-
-The hashes of any number of documents are compared in shares, each by a task of its own: `by_share`
-divides the documents of some parts, reading each once, and `compare` takes a share of all parts.
-Equal texts are in the same share, and so are equal ids.
+a smaller one. Samples of whole row groups keep the first copy of their walk instead. The hashes are
+compared in shares, each by a task of its own; equal texts are in the same share, and so are equal
+ids.
 """
 
 from __future__ import annotations

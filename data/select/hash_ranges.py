@@ -5,14 +5,9 @@ take ranges from the other end, in the order they are named: with budgets for va
 [1 - v, 1) and [1 - v - t, 1 - v). So splits are disjoint, a larger train sample contains the
 smaller one, and neither the order of files nor the number of workers matters.
 
-A held-out split depends on its own budget and those named before it, and on their unit: with
-another tokenizer, or a `min_score` that leaves fewer documents, the same number of tokens needs
-another share of the hash range. In each case the larger range contains the smaller one.
-
 A survey sums the token counts of 65,536 bins of the hash, which reads ids and counts but no text.
 The documents of the few bins that can contain a boundary (`boundary_bins`) then give the exact one,
-so that a split exceeds its budget by less than its last document. Without these documents,
-boundaries are those of bins.
+so that a split exceeds its budget by less than its last document.
 """
 
 from __future__ import annotations

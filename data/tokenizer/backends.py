@@ -10,8 +10,7 @@ that contain one of these always go to the oracle:
 - U+180E, which is white space to the regular expressions of only one of them;
 - U+017F, a lower-case s, with which only one of them ends a word such as `it's` once more.
 
-Both libraries take Python strings only. A batch is converted in one call, which costs a third of
-converting an Arrow array value by value.
+Both libraries take Python strings only; a batch is converted in one call.
 """
 
 from __future__ import annotations

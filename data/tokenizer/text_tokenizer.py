@@ -1,22 +1,17 @@
 """Tokenizers: trains byte-level BPE, encodes text to ids and decodes ids to text.
 
-A tokenizer is the bytes of its `tokenizer.json`, identified by their SHA-256. Tokenizers trained
-here are byte-level: every text has ids and decodes to itself, and each id stands for a known number
-of UTF-8 bytes, which converts a loss per token to bits per byte. A tokenizer from another project
-must meet the same conditions, with the exceptions in `data.tokenizer.tokenizer_file`.
+A tokenizer is the bytes of its `tokenizer.json`, identified by their SHA-256. Every text has ids
+and decodes to itself, with the exceptions in `data.tokenizer.tokenizer_file`, and each id stands
+for a known number of UTF-8 bytes, which converts a loss per token to bits per byte.
 
-A document begins with BOS and ends with EOS. EOS is the special token that the project's own field
-"eos_token" names, or else one with a well-known name. BOS is the one that the file's post-processor
-puts before a text, or that the field "bos_token" names; without either, EOS: the EOS that ends a
+A document begins with BOS and ends with EOS; where the file has no BOS, the EOS that ends a
 document begins the next. A text that contains their characters is tokenised as ordinary text, so
 that no document can forge a boundary.
-
-`encode_documents` encodes Arrow arrays of documents in bounded memory, with the back end that
-`checked` returns.
 """
 
 from __future__ import annotations
 
+import codecs
 import functools
 import hashlib
 import json
@@ -42,7 +37,6 @@ from data.tokenizer.backends import (
 )
 from data.tokenizer.round_trip import check_round_trip
 from data.tokenizer.special_tokens import EOS, check_vocab_size
-from data.tokenizer.streaming_decode import TextStream
 from pipeline.errors import CorruptOutput, InputError
 from pipeline.store import storage
 
@@ -51,6 +45,7 @@ _BETWEEN = re.compile("(?<=[A-Za-z])(?= [A-Za-z])")
 _WORD = 1 << 10  # longest word to train on, in characters
 MOST_BYTES = (1 << 31) - 1  # of text to train on: the library counts pairs in 32 bits
 _CACHED = 4  # tokenizers kept in memory by a process
+_CONTEXT = 8  # ids before a continuation: more than the bytes of a character
 _read_lock = threading.Lock()
 
 
@@ -282,6 +277,37 @@ class TextTokenizer:
     def continuation(self, ids: Iterable[int], after: Sequence[int]) -> str:
         """The text of generated ids, without EOS, after the ids of their prompt."""
         return self.decode([i for i in ids if i != self.eos_id], after)
+
+
+class TextStream:
+    """Decodes ids that arrive a few at a time; the texts concatenate to the text of all ids.
+
+    Ids stand for bytes, and a character may be spread over several of them: it is returned when its
+    last byte has arrived. Bytes that are not UTF-8 are returned as U+FFFD, by the substitution of
+    maximal subparts (Unicode Standard, section 3.9), and change no character around them.
+
+    `after` are the ids before them. Without any but BOS and EOS a document begins, where a
+    SentencePiece-like tokenizer has a space that its text has not.
+    """
+
+    def __init__(self, tokenizer: TextTokenizer, after: Sequence[int] = ()) -> None:
+        self._pieces = tokenizer.pieces
+        before = [i for i in after if i not in (tokenizer.bos_id, tokenizer.eos_id)]
+        self._begins = tokenizer.strips_space and not before
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._decoder.decode(b"".join(self._pieces[i] for i in before[-_CONTEXT:]))
+
+    def push(self, ids: Iterable[int]) -> str:
+        """The text that became complete with these ids."""
+        data = b"".join(self._pieces[i] for i in ids)
+        if self._begins and data:
+            data = data.removeprefix(b" ")
+            self._begins = False
+        return self._decoder.decode(data)
+
+    def finish(self) -> str:
+        """U+FFFD for a character whose end did not arrive; call it after the last ids."""
+        return self._decoder.decode(b"", final=True)
 
 
 @functools.lru_cache(maxsize=_CACHED)

@@ -116,7 +116,7 @@ class Writer:
 
     def write(self, prompts: list[str]) -> None:
         """Print each prompt and its completion, in order, separated by blank lines."""
-        from data.tokenizer.streaming_decode import TextStream
+        from data.tokenizer.text_tokenizer import TextStream
         from models.generate.generate import check, stream
         from models.generate.sampling_config import Sampling
 

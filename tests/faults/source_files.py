@@ -63,25 +63,9 @@ def _replaced(draw: random.Random, name: str, row: int, value: Any) -> pa.Table:
     return rows.set_column(place, name, pa.array(values, rows.schema.field(name).type))
 
 
-def truncated(path: Path, draw: random.Random) -> Outcome:
-    """Cut anywhere."""
-    return _bytes(path, draw, lambda data: data[: draw.randrange(1, len(data))])
-
-
 def empty_file(path: Path, draw: random.Random) -> Outcome:
     """No byte."""
     path.write_bytes(b"")
-    return []
-
-
-def zeros(path: Path, draw: random.Random) -> Outcome:
-    """As long as it was, of zero bytes."""
-    return _bytes(path, draw, lambda data: bytes(len(data)))
-
-
-def noise(path: Path, draw: random.Random) -> Outcome:
-    """Not Parquet at all."""
-    path.write_bytes(draw.randbytes(draw.randrange(1, 5000)))
     return []
 
 
@@ -101,30 +85,11 @@ def footer_only(path: Path, draw: random.Random) -> Outcome:
     return _bytes(path, draw, lambda d: d[-8 - int.from_bytes(d[-8:-4], "little") :])
 
 
-def wrong_types(path: Path, draw: random.Random) -> Outcome:
-    """Text in bytes."""
-    write(table(draw).set_column(1, "text", pa.array([b"x"] * ROWS)), path)
-    return ["'text'", "binary"]
-
-
-def no_text(path: Path, draw: random.Random) -> Outcome:
-    """No such column."""
-    write(table(draw).drop_columns(["text"]), path)
-    return ["'text'", "text="]
-
-
 def twice(path: Path, draw: random.Random) -> Outcome:
     """One name for two columns."""
     rows, name = table(draw), draw.choice(COLUMNS)
     write(rows.append_column(name, rows[name]), path)
     return [repr(name)]
-
-
-def null(path: Path, draw: random.Random) -> Outcome:
-    """A row without text or id."""
-    row, name = draw.randrange(ROWS), draw.choice(("text", "id", "token_count"))
-    write(_replaced(draw, name, row, None), path)
-    return [f"row group {row // GROUP}, row {row % GROUP} (counted from 0):", repr(name), "null"]
 
 
 def not_utf8(path: Path, draw: random.Random) -> Outcome:
@@ -177,18 +142,6 @@ def encrypted_text(path: Path, draw: random.Random) -> Outcome:
     return ["encrypted"]
 
 
-def flipped_page(path: Path, draw: random.Random) -> Outcome:
-    """One bit of a page that has a checksum."""
-    write(table(draw), path, write_page_checksum=True)
-    data = bytearray(path.read_bytes())
-    column = pq.ParquetFile(path).metadata.row_group(draw.randrange(3)).column(draw.randrange(3))
-    start = column.dictionary_page_offset or column.data_page_offset
-    # Behind the first page's header, which no checksum covers.
-    data[start + column.total_compressed_size - 1] ^= 1 << draw.randrange(8)
-    path.write_bytes(data)
-    return []
-
-
 def no_rows(path: Path, draw: random.Random) -> Outcome:
     """A schema and nothing else."""
     rows = table(draw).slice(0, 0)
@@ -203,21 +156,6 @@ def empty_text(path: Path, draw: random.Random) -> Outcome:
     return rows
 
 
-def nul_bytes(path: Path, draw: random.Random) -> Outcome:
-    """Valid UTF-8 that C takes for the end."""
-    rows = _replaced(draw, "text", draw.randrange(ROWS), "a\0b\0\0")
-    write(rows, path)
-    return rows
-
-
-def same_ids(path: Path, draw: random.Random) -> Outcome:
-    """Two documents of one name: both are read, and both go to the same split."""
-    rows = _replaced(draw, "id", 1, "same")
-    rows = rows.set_column(0, "id", pa.array(["same", *rows["id"].to_pylist()[1:]]))
-    write(rows, path)
-    return rows
-
-
 def huge_row(path: Path, draw: random.Random) -> Outcome:
     """One document of 50 MB."""
     rows = _replaced(draw, "text", draw.randrange(ROWS), draw.choice("xyz") * HUGE)
@@ -226,25 +164,16 @@ def huge_row(path: Path, draw: random.Random) -> Outcome:
 
 
 KINDS: tuple[Kind, ...] = (
-    truncated,
     empty_file,
-    zeros,
-    noise,
     html,
     zipped,
     footer_only,
-    wrong_types,
-    no_text,
     twice,
-    null,
     not_utf8,
     encrypted_footer,
     encrypted_text,
-    flipped_page,
     no_rows,
     empty_text,
-    nul_bytes,
-    same_ids,
     huge_row,
 )
 

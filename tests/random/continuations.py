@@ -17,8 +17,7 @@ from tokenizers import (
     trainers,
 )
 
-from data.tokenizer.streaming_decode import TextStream
-from data.tokenizer.text_tokenizer import TextTokenizer
+from data.tokenizer.text_tokenizer import TextStream, TextTokenizer
 from data.tokenizer.tokenizer_file import with_fields
 from steps.exchange.hf.tokenizer_files import read_tokenizer_files, write_tokenizer_files
 from tests.data.tokenizer.published_shapes import special

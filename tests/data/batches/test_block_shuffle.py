@@ -17,16 +17,6 @@ def shuffle(sequences, io_block_size=4, window_blocks=3, seed=0):
     )
 
 
-@settings(max_examples=50, deadline=None)
-@given(sequences=st.integers(1, 300), data=st.data())
-def test_rows_are_a_function_of_each_position(sequences, data):
-    """Any positions in any order, from any epoch, get the rows they get alone."""
-    order = shuffle(sequences, data.draw(st.integers(1, 9)), data.draw(st.integers(1, 9)))
-    positions = np.array(data.draw(st.lists(st.integers(0, 10**9), min_size=1, max_size=20)))
-    alone = [int(order.rows(np.array([position]))[0]) for position in positions]
-    assert order.rows(positions).tolist() == alone
-
-
 @settings(max_examples=40, deadline=None)
 @given(
     sequences=st.integers(1, 500), io_block_size=st.integers(1, 20), window_blocks=st.integers(1, 9)

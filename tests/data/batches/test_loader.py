@@ -132,27 +132,6 @@ def test_an_error_is_raised_at_its_batch(fail_at, threads):
                 next(loader)
 
 
-def test_a_damaged_shard_is_found_at_its_batch(tmp_path):
-    """One byte of a stored shard is changed: batches before it are right, and it is not read."""
-    shards, tokens = write_shards(tmp_path, [48 * 1024])
-    largest = max((p for p in tmp_path.rglob("*") if p.is_file()), key=lambda p: p.stat().st_size)
-    content = bytearray(largest.read_bytes())
-    content[len(content) // 2] ^= 1
-    largest.write_bytes(bytes(content))
-    rows = rows_of(tokens, 1024)
-    order = BlockShuffle(sequences=48, io_block_size=8, window_blocks=4, seed=0)
-    with Dataset(spec(source(shards), length=1024)) as dataset:
-        found = []
-        with (
-            Loader(dataset, batch_size=4, stop_batch=12) as loader,
-            pytest.raises(CorruptOutput, match="shard-0"),
-        ):
-            found.extend(loader)
-    expected = [rows[row] for row in order.rows(np.arange(48))]
-    assert len(found) < 12
-    assert [row for batch in found for row in batch.tolist()] == expected[: 4 * len(found)]
-
-
 @pytest.mark.parametrize(("is_local", "threads"), [(True, 8), (False, 16)])
 def test_a_slow_disk_or_store_is_read_by_all_threads_at_once(is_local, threads):
     """After the first read, reads continue only when every thread has begun one."""

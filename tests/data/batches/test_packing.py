@@ -56,7 +56,7 @@ def naive_best_fit(sizes, length):
     return {frozenset(items) for _, _, items in bins}
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(sizes=SIZES, length=LENGTH)
 def test_every_token_is_kept_in_its_documents_order(sizes, length):
     """From the rows alone: cut at padding, the pieces of each document join to the document."""
@@ -78,7 +78,7 @@ def test_every_token_is_kept_in_its_documents_order(sizes, length):
     assert (rows == EOS).sum() == rows.size - len(wanted)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(sizes=SIZES, length=LENGTH)
 def test_a_row_is_whole_documents_or_one_full_piece(sizes, length):
     """Without EOS at its end a piece is a row; others stand in document order, padding after. In
@@ -110,7 +110,7 @@ def test_a_row_is_whole_documents_or_one_full_piece(sizes, length):
     )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(sizes=st.lists(st.integers(1, 22), max_size=50))
 def test_rows_are_those_of_best_fit_decreasing(sizes):
     """The same sets of documents share rows as when every row is looked at for every document."""
@@ -120,7 +120,7 @@ def test_rows_are_those_of_best_fit_decreasing(sizes):
     assert found == naive_best_fit(sizes, 23)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(sizes=SIZES, length=LENGTH)
 def test_counts_agree_with_counting(sizes, length):
     """Documents cut and rows of next fit, token by token."""

@@ -37,7 +37,7 @@ sizes_of_shards = st.lists(st.integers(0, 40), min_size=1, max_size=8)
 lengths = st.integers(1, 20)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(sizes=sizes_of_shards, length=lengths)
 def test_rows_are_cut_by_hand(sizes, length):
     """Aligned rows in the shards' order, then the tails joined and cut; the count to match."""
@@ -47,7 +47,7 @@ def test_rows_are_cut_by_hand(sizes, length):
     assert rows.read(np.arange(rows.count)).tolist() == expected
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(sizes=sizes_of_shards, length=lengths)
 def test_every_token_but_the_last_few_is_in_one_row(sizes, length):
     """No token comes twice; fewer than a row's worth is left out, from the end of the tails."""
@@ -62,7 +62,7 @@ def test_every_token_but_the_last_few_is_in_one_row(sizes, length):
     assert left_out <= tails
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(data=st.data(), sizes=sizes_of_shards, length=lengths)
 def test_what_is_read_is_what_is_used(data, sizes, length):
     """Any rows in any order: no read crosses the end of a shard, none reads a token unused."""
@@ -79,7 +79,7 @@ def test_what_is_read_is_what_is_used(data, sizes, length):
         assert start + size <= tokens.shard_ends[shard]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(data=st.data(), sizes=sizes_of_shards, length=lengths)
 def test_sources_are_numbered_through(data, sizes, length):
     """Each source has the rows it has alone; no row joins tails of two sources."""

@@ -3,8 +3,6 @@
 import hashlib
 import json
 import struct
-import tempfile
-from pathlib import Path
 
 import google_crc32c
 import numpy as np
@@ -121,39 +119,11 @@ def test_tensorstore_alone_reads_a_shard(tmp_path, vocab_size, length):
     assert attributes == {"vocab_size": vocab_size, "eos_id": 0, "tokenizer": "ab"}
 
 
-@settings(max_examples=30, deadline=None)
-@given(
-    length=st.one_of(st.sampled_from(LENGTHS[:-1]), st.integers(0, 3000)),
-    cuts=st.lists(st.integers(0, 12), max_size=8),
-    wide=st.booleans(),
-)
-def test_batches_may_be_cut_anywhere(length, cuts, wide):
-    """The same documents in other batches are the same bytes."""
-    tokens = random_tokens(length, "uint32" if wide else "uint16")
-    with tempfile.TemporaryDirectory() as scratch:
-        cuts = [min(cut, int((tokens == 0).sum())) for cut in cuts]
-        counts = write(f"{scratch}/s", tokens, cuts)
-        file = Path(scratch, "s/tokens/c/0")
-        assert (file.read_bytes() if length else b"") == encoded(tokens)[0]
-        assert (counts.tokens, file.exists()) == (length, length > 0)
-
-
 def _records(count, dtype="uint16", seed=0):
     content, checksums = encoded(random_tokens(count * CHUNK, dtype, seed))
     size = chunks.record_bytes(np.dtype(dtype))
     records = np.frombuffer(content, np.uint8, count * size).reshape(count, size).copy()
     return records, np.array(checksums, np.uint32)
-
-
-@pytest.mark.parametrize("dtype", ["uint16", "uint32"])
-def test_sound_records_agree(dtype):
-    """Any number of them, up to the most; and their tokens are the tokens."""
-    records, checksums = _records(9, dtype)
-    checker = ChunkChecker(np.dtype(dtype), 9)
-    for count in range(10):
-        assert checker.agree(records[:count], checksums[:count])
-    found = chunks.tokens_of(records, np.dtype(dtype)).reshape(-1)
-    assert np.array_equal(found, random_tokens(9 * CHUNK, dtype))
 
 
 @settings(max_examples=200, deadline=None)

@@ -89,19 +89,6 @@ def test_dtype_holds_the_largest_id(tmp_path, vocab_size, dtype):
     assert describe(str(tmp_path / "s"))["dtype"] == dtype
 
 
-def test_a_shard_describes_itself(tmp_path):
-    """Counts, dtype, vocabulary and tokenizer can be read from the shard alone."""
-    counts = write(tmp_path / "s", tokenizer_digest="ab" * 32)
-    assert describe(str(tmp_path / "s")) == {
-        "tokens": counts.tokens,
-        "documents": 40,
-        "dtype": "uint16",
-        "vocab_size": 1000,
-        "eos_id": EOS,
-        "tokenizer": "ab" * 32,
-    }
-
-
 def test_digest_depends_on_content_only(tmp_path):
     """Cutting the same documents into other batches changes nothing; one id or length does."""
     digest = write(tmp_path / "a").digest
@@ -241,23 +228,6 @@ def test_another_layout_of_the_data_file_is_not_reported_as_written(tmp_path, mo
     with pytest.raises(StorageError, match="does not read back"):
         write(tmp_path / "s")
     assert found == [True]
-
-
-def test_an_index_at_the_start_is_refused_when_writing(tmp_path, monkeypatch):
-    """Metadata that TensorStore changed, or a later version of it, ends in an error of ours."""
-    real = ts.open
-
-    def elsewhere(spec, **more):
-        configuration = spec["metadata"]["codecs"][0]["configuration"]
-        if "index_codecs" in configuration:
-            configuration = configuration | {"index_location": "start"}
-            codec = {"name": "sharding_indexed", "configuration": configuration}
-            spec = spec | {"metadata": spec["metadata"] | {"codecs": [codec]}}
-        return real(spec, **more)
-
-    monkeypatch.setattr(ts, "open", elsewhere)
-    with pytest.raises(StorageError, match=r"another layout in tokens/zarr\.json"):
-        write(tmp_path / "s")
 
 
 def test_a_disk_that_refuses_is_a_storage_error(tmp_path):

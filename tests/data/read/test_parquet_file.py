@@ -1,13 +1,11 @@
 """A source on the hub, by the real client: what is listed, what is fetched, what is refused."""
 
-from hashlib import sha256
-
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from data.read import parquet_file
-from data.read.work_units import file_units, list_files, list_units, row_groups
+from data.read.work_units import list_files, list_units, row_groups
 from pipeline.errors import InputError, StorageError
 from tests.faults.fake_hub import COMMIT, FakeHub, Faults
 from tests.faults.hub import content, everything, quick_retries, read_all, table
@@ -90,13 +88,6 @@ def test_a_commit_is_read_and_no_branch(hub):
     assert all(COMMIT in request.path for request in hub.log)
 
 
-def test_units_say_what_they_were_cut_from(hub):
-    """Size and SHA-256 of the file, which the hub's listing gives."""
-    for unit in list_units(pattern(hub)):
-        content = FILES[unit.file.partition(f"{COMMIT}/")[2]]
-        assert (unit.size, unit.version) == (len(content), sha256(content).hexdigest())
-
-
 def test_a_file_that_was_pushed_again_is_refused(hub):
     """Between the survey and the reading, also on a branch that the client has listed before."""
     branch = pattern(hub).replace(COMMIT, "main")
@@ -119,18 +110,6 @@ def test_files_are_listed_without_opening_one(hub):
     assert not any("/resolve/" in request.path for request in hub.log)
 
 
-def test_one_file_is_cut_as_the_whole_source_is(hub):
-    """`file_units` of each file are the units of the source, and fetch one footer."""
-    units = list_units(pattern(hub), target_bytes=1)
-    parquet_file._footer.cache_clear()
-    found = []
-    for url, _ in list_files(pattern(hub)):
-        hub.log.clear()
-        found += file_units(url, target_bytes=1)
-        assert len([r for r in hub.log if r.start is not None]) == 1
-    assert found == units
-
-
 def test_row_groups_are_told_by_the_footer_alone(hub):
     """Rows, text and bytes to fetch, as pyarrow reads them from the bytes."""
     (url, _), *_ = list_files(pattern(hub))
@@ -147,13 +126,6 @@ def test_row_groups_are_told_by_the_footer_alone(hub):
     ]
     assert row_groups(url) == expected
     assert len([r for r in hub.log if r.start is not None]) == 1
-
-
-def test_progress_counts_files(hub):
-    """One call for each file, up to all of them."""
-    seen = []
-    list_units(pattern(hub), progress=lambda done, of: seen.append((done, of)))
-    assert seen == [(1, 3), (2, 3), (3, 3)]
 
 
 def test_a_failing_store_is_not_taken_for_a_bad_file(hub):

@@ -12,7 +12,6 @@ from data.select.document_hash import document_hash
 from data.select.hash_histogram import BINS, documents_in, merge, survey
 from data.select.token_budget import Budget
 from data.select.write_sample import below, drop_rows, read_hashes, sample_units
-from pipeline.errors import InputError
 
 SCHEMA = ("id", "text", "token_count")
 
@@ -60,14 +59,6 @@ def test_a_survey_is_a_count_by_hand(units, min_score):
         assert counted.text_bytes == sum(unit.text_bytes for unit in units)
     assert documents.sum() == (2000 if min_score is None else 2 * (400 - 20))
     assert merge([]).documents == 0
-
-
-def test_a_source_without_a_score_cannot_be_asked_for_one(tmp_path):
-    """The file is named, and nothing is guessed."""
-    pq.write_table(pa.table({"id": ["a"], "text": ["b"], "token_count": [1]}), tmp_path / "x")
-    units = list_units(f"{tmp_path}/x")
-    with pytest.raises(InputError, match=r"x.*score"):
-        survey(units, 0, 3.0)
 
 
 def test_documents_in_bins_are_those_of_the_bins(units):

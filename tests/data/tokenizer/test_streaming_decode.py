@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from data.tokenizer.special_tokens import EOS
-from data.tokenizer.streaming_decode import TextStream
-from data.tokenizer.text_tokenizer import TextTokenizer, train
+from data.tokenizer.text_tokenizer import TextStream, TextTokenizer, train
 from data.tokenizer.tokenizer_file import with_fields
 from pipeline.errors import InputError
 from tests.data.tokenizer.published_shapes import KEEPING, shape

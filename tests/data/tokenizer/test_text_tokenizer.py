@@ -60,15 +60,6 @@ def test_training_is_deterministic_across_processes_and_threads(content):
     assert out.stdout.decode().strip() == hashlib.sha256(content).hexdigest()
 
 
-def test_properties(content, trained, tmp_path):
-    """Size, EOS and digest are those of the bytes, also when loaded from a file."""
-    assert (trained.vocab_size, trained.eos_id) == (VOCAB, 0)
-    assert trained.digest == hashlib.sha256(content).hexdigest()
-    (tmp_path / "tokenizer.json").write_bytes(content)
-    loaded = TextTokenizer.load(str(tmp_path / "tokenizer.json"))
-    assert loaded.digest == trained.digest
-
-
 @settings(max_examples=150, deadline=None)
 @given(st.lists(st.text(st.characters(exclude_categories=["Cs"])), max_size=5))
 def test_round_trip_and_bytes(batch):
@@ -92,33 +83,6 @@ def _cached():
     if not _CACHE:
         _CACHE.append(TextTokenizer(text_tokenizer.train([texts()], VOCAB)))
     return _CACHE[0]
-
-
-@pytest.mark.parametrize("text", [EOS, f"a{EOS}b", f"{EOS}{EOS}", f" {EOS} "])
-def test_text_cannot_forge_eos(trained, text):
-    """EOS written in a text stays text, and nothing is added to it."""
-    ids, _ = trained.encode_batch([text])
-    assert trained.eos_id not in ids
-    assert trained.decode(ids) == text
-
-
-def test_a_batch_is_its_texts_one_by_one(trained):
-    """Batching changes no id; an empty text has none."""
-    batch = ["", "one two", "", "three\n\n  four"]
-    ids, lengths = trained.encode_batch(batch)
-    alone = [trained.encode_batch([text])[0] for text in batch]
-    assert lengths.tolist() == [len(part) for part in alone]
-    assert lengths[0] == lengths[2] == 0
-    assert np.array_equal(ids, np.concatenate(alone))
-    assert trained.encode_batch([])[0].shape == (0,)
-
-
-def test_token_bytes_of_eos_and_single_bytes(trained):
-    """EOS stands for no byte, and exactly 256 entries for one byte or are merges of more."""
-    assert trained.token_bytes.dtype == np.int32
-    assert trained.token_bytes[0] == 0
-    assert (trained.token_bytes == 1).sum() == 256
-    assert trained.token_bytes[1:].min() == 1
 
 
 @pytest.mark.parametrize("name", EXPRESSIONS)
@@ -335,14 +299,6 @@ def test_loading_once_reads_once_and_only_the_right_file(content, tmp_path):
         TextTokenizer.load_once(str(path), hashlib.sha256(other).hexdigest())
     assert text_tokenizer._read.cache_info().currsize == 4
     assert TextTokenizer.load_once(str(path), hashlib.sha256(other).hexdigest()).vocab_size == VOCAB
-
-
-def test_dropout_is_refused(content):
-    """A text would have other ids each time."""
-    description = json.loads(content)
-    description["model"]["dropout"] = 0.1
-    with pytest.raises(InputError, match=r"dropout 0\.1"):
-        TextTokenizer(json.dumps(description).encode())
 
 
 def test_a_lone_surrogate_is_refused(trained):

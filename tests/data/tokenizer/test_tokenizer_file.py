@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from data.tokenizer import tokenizer_file
-from data.tokenizer.streaming_decode import TextStream
 from data.tokenizer.text_tokenizer import TextTokenizer
 from pipeline.errors import InputError
 from tests.data.tokenizer.published_shapes import EOS_NAMES, KEEPING, shape
@@ -84,18 +83,6 @@ def test_no_text_holds_a_special_token(name):
         ids = made.encode_batch([text, "x"])[0]
         assert made.decode(ids[:-1]).startswith(text[:5])
         assert not token["special"] or token["id"] not in ids
-
-
-@pytest.mark.parametrize("name", KEEPING)
-@pytest.mark.parametrize("text", ["one  two\n three 中文👩 x", "\ttab é"])
-def test_a_stream_is_the_text_after_its_prompt(name, text):
-    """Token by token, the space that begins a continuation included."""
-    made = loaded(name)
-    prompt = made.encode_batch(["Once upon"])[0].tolist()
-    ids = made.encode_batch([f"Once upon {text}"])[0].tolist()[len(prompt) :]
-    stream = TextStream(made, prompt)
-    pieces = [stream.push([index]) for index in ids] + [stream.finish()]
-    assert "".join(pieces) == f" {text}" == made.decode(ids, prompt)
 
 
 def test_a_bos_that_is_no_token_is_refused():
