@@ -104,12 +104,9 @@ def _home(node: Node) -> str:
 
 def unique_labels(nodes: list[Node]) -> dict[str, str]:
     """Label of every node by key; nodes that share a label get `@` and the start of their key."""
-    found: dict[str, str] = {}
     labels = collections.Counter(node.label for node in nodes)
-    for node in nodes:
-        found[node.key] = node.label
-        if labels[node.label] > 1:
-            found[node.key] = f"{node.label}@{node.key[:_SHOWN_DIGITS]}"
+    ends = {n.key: f"@{n.key[:_SHOWN_DIGITS]}" if labels[n.label] > 1 else "" for n in nodes}
+    found = {node.key: node.label + ends[node.key] for node in nodes}
     # Nodes that share the shortened key too are shown with the full key.
     shown = collections.Counter(found.values())
     return {k: v if shown[v] == 1 else f"{v.rpartition('@')[0]}@{k}" for k, v in found.items()}

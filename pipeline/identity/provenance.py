@@ -22,7 +22,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pipeline.identity import source_code
 from pipeline.identity.secret_text import is_secret_name
@@ -34,8 +34,7 @@ _PROJECT = "ponente"
 _MOST_BYTES = 2**20  # size limit of an untracked file in the patch
 
 
-@dataclass(frozen=True)
-class Provenance:
+class Provenance(NamedTuple):
     """What the steps of a run share: a JSON record for manifests, a patch of uncommitted code."""
 
     record: dict[str, Any]

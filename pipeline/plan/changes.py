@@ -86,15 +86,13 @@ class ChangeLog:
             if name not in old.inputs or new is None:
                 lines.append(f"input {name}: {'added' if new is not None else 'removed'}")
             elif old.inputs[name]["key"] != new.key:
-                changed.setdefault(self._root_causes(new), []).append(name)
+                first, *more = self._roots.get(new.key) or [""]
+                causes = f" ({first}{f' and {len(more)} more' if more else ''})" if first else ""
+                changed.setdefault(causes, []).append(name)
         for causes, names in changed.items():
             more = f" and {len(names) - _INPUTS} more" if len(names) > _INPUTS else ""
             lines.append(f"input {', '.join(names[:_INPUTS])}{more} changed{causes}")
         return lines
-
-    def _root_causes(self, child: Node) -> str:
-        first, *more = self._roots.get(child.key) or [""]
-        return f" ({first}{f' and {len(more)} more' if more else ''})" if first else ""
 
     def _outputs_of(self, step: str) -> _Outputs:
         with self._loading:

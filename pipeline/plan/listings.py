@@ -37,10 +37,11 @@ class Listings:
 def list_all(nodes: Iterable[Node], seconds: float = LISTING_SECONDS) -> Listings:
     """The listings of all external arguments; lists each location once, concurrently."""
     nodes = [node for node in nodes if external_values(node)]
-    locations: dict[tuple[Any, str], Any] = {}
-    for node in nodes:
-        for name, value in external_values(node).items():
-            locations[_location(node, name)] = (node.step.signature.externals[name], value)
+    locations = {
+        _location(node, name): (node.step.signature.externals[name], value)
+        for node in nodes
+        for name, value in external_values(node).items()
+    }
     if not locations:
         return Listings()
 
@@ -50,10 +51,8 @@ def list_all(nodes: Iterable[Node], seconds: float = LISTING_SECONDS) -> Listing
         except (PonenteError, OSError) as error:
             return error
 
-    with ThreadPoolExecutor(min(_AT_ONCE, len(locations))) as pool:
-        answers: dict[Any, Any] = dict(
-            zip(locations, pool.map(ask, locations.values()), strict=True)
-        )
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        answers: dict = dict(zip(locations, pool.map(ask, locations.values()), strict=True))
     found: dict[str, dict[str, Listing]] = {}
     unreachable: dict[str, PonenteError] = {}
     for node in nodes:

@@ -270,12 +270,11 @@ def source_notes(node: Node, seen: GraphState) -> list[str]:
     if (cause := seen.listings.unreachable.get(node.key)) is not None:
         use = "; the output that is there is used unchecked" if node.key in seen.found else ""
         return [f"{cause}{use}"]
-    notes = []
-    for name, listing in seen.listings.of(node).items():
-        if skipped := listing.skipped:
-            where = f"{node.label}: {name} {listing.where}"
-            notes.append(f"{where} matches what is not read: {named(skipped)}")
-    return notes
+    return [
+        f"{node.label}: {name} {at.where} matches what is not read: {named(at.skipped)}"
+        for name, at in seen.listings.of(node).items()
+        if at.skipped
+    ]
 
 
 def code_warnings(node: Node, published: Manifest) -> list[str]:

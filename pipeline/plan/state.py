@@ -23,7 +23,7 @@ from pipeline.store.builds import changed_defaults, other_codes
 from pipeline.store.ledger import Ledger
 from pipeline.store.manifest import ADOPTED, source_files
 from pipeline.store.outputs import Found, Store
-from pipeline.store.parallel import concurrently
+from pipeline.store.parallel import by_item, concurrently
 
 R = TypeVar("R")
 CORRUPT, FOREIGN = "corrupt", "foreign"
@@ -50,7 +50,7 @@ class Selection:
     keep_shards: bool = False
 
     def __post_init__(self) -> None:
-        if isinstance(self.jobs, bool) or not isinstance(self.jobs, int) or self.jobs < 0:
+        if type(self.jobs) is not int or self.jobs < 0:
             raise InputError(
                 f"jobs: expected a number of steps, or 0 for as many as the resources allow; got "
                 f"{self.jobs!r}"
@@ -91,12 +91,10 @@ def read_state(order: list[Node], store: Store) -> GraphState:
         except CorruptOutput as error:
             return error
 
-    answers = dict(
-        zip((n.key for n in order), concurrently(find, order, store.prefix), strict=True)
-    )
+    answers = by_item(find, order, store.prefix)
 
     def settle(node: Node) -> None:
-        found = answers[node.key]
+        found = answers[node]
         if isinstance(found, CorruptOutput):
             seen.corrupt[node.key] = " ".join(str(found).split())
             return
@@ -255,9 +253,8 @@ def with_force(command: str, keys: Collection[str], order: list[Node]) -> str:
 
 def resolve(targets: list[Node], choice: Selection) -> list[Node]:
     """The targets under a choice: its `until` steps, its `only` steps, or the experiment's."""
-    order = topological(targets)
     names = choice.until or choice.only
-    return [node for name in names for node in pick(order, name)] if names else targets
+    return [n for name in names for n in pick(topological(targets), name)] if names else targets
 
 
 def decide(
@@ -278,8 +275,11 @@ def decide(
     for node in order:
         if node.key in forced:
             needed |= needed_keys(node.inputs.values(), seen.found)
-    if choice.only:
-        _refuse_missing(needed - chosen, order, choice)
+    if missing := [n.label for n in order if choice.only and n.key in needed - chosen]:
+        raise InputError(
+            f"--only {shlex.join(choice.only)}: missing inputs: {', '.join(missing)}; use --until "
+            "to build them too"
+        )
     if corrupt := needed & seen.corrupt.keys() - forced:
         problems = [problem for key, problem in seen.corrupt.items() if key in corrupt]
         if all("--force" in problem for problem in problems):  # the remedy of `check_files`
@@ -291,12 +291,3 @@ def decide(
         if node.key in needed and node.key in seen.listings.unreachable:
             raise seen.listings.unreachable[node.key]
     return [node for node in order if node.key in needed]
-
-
-def _refuse_missing(needed: set[str], order: list[Node], choice: Selection) -> None:
-    missing = [node.label for node in order if node.key in needed]
-    if missing:
-        raise InputError(
-            f"--only {shlex.join(choice.only)}: missing inputs: {', '.join(missing)}; use --until "
-            "to build them too"
-        )

@@ -14,7 +14,7 @@ from pipeline.store import lease, local_storage, manifest, storage
 from pipeline.store.ledger import DIRECTORY as LEDGER
 from pipeline.store.ledger import Ledger, age_of, shard_of
 from pipeline.store.manifest import FAILURE, KEEP, RETIRED, Manifest
-from pipeline.store.shards import ATTEMPTS, Shard
+from pipeline.store.shards import ATTEMPTS
 
 _KEPT_OF_AN_ATTEMPT = ("log.txt", "logs", FAILURE, KEEP)
 
@@ -102,9 +102,10 @@ def unneeded(
         names = {shard_of(record) for record in records}
         if len(builds) == 1 and names <= {shard.name for shard in published.shards}:
             continue  # the ledger of the published output, with no other shards in it
-        shards = ledger.finished()
-        if _resumable(shards.values(), kept, published.attempt):
-            kept |= {shard.root for shard in shards.values()}
+        shards, since = ledger.finished(), age_of(published.attempt)
+        roots = {shard.root for shard in shards.values()}
+        if not roots & kept and any(age_of(s.attempt) > since for s in shards.values()):
+            kept |= roots  # of an unfinished rebuild
             continue
         gone += [
             ledger.record(name).removeprefix(f"{tree.root}/")
@@ -118,13 +119,6 @@ def unneeded(
                 gone += _outside(tree, f"{ATTEMPTS}/{attempt}/{name}", kept, above)
     gone += [path for path in tree.entries if local_storage.TEMPORARY.fullmatch(path)]
     return [*dict.fromkeys(gone)]
-
-
-def _resumable(shards: Iterable[Shard], kept: set[str], published: str) -> bool:
-    shards = list(shards)
-    return not any(shard.root in kept for shard in shards) and any(
-        age_of(shard.attempt) > age_of(published) for shard in shards
-    )
 
 
 def _outside(tree: Tree, path: str, kept: Set[str], above: Set[str]) -> Iterator[str]:

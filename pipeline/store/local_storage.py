@@ -219,7 +219,7 @@ def _locked(directory: str) -> Iterator[None]:
 
 
 def _held(file: int, name: str) -> bool:
-    """Whether the lock is ours; one on a file that has lost its name excludes no process."""
+    # A lock on a file that has lost its name excludes no process.
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return os.path.samestat(os.fstat(file), os.stat(name))

@@ -83,8 +83,15 @@ class Store:
             self._check_files(path, own)
             return Found(path, own)
         for prefix in self.shared:
-            if (found := self._shared(prefix, node.directory, node.key)) is not None:
-                return found
+            path = storage.join(prefix, node.directory)
+            try:
+                found = manifest.load_verified(path, node.key)
+            except (PonenteError, OSError) as error:
+                # Another user's store: a corrupt output in it must not stop this build.
+                logger.warning("shared store %s is skipped: %s", prefix, error)
+                continue
+            if found is not None:
+                return Found(path, found, shared=True)
         return None
 
     def _check_files(self, path: str, own: Manifest) -> None:
@@ -97,16 +104,6 @@ class Store:
             if error.__cause__ is not None:
                 self._unreachable[other] = f"refers to {other}, which cannot be read"
             raise
-
-    def _shared(self, prefix: str, directory: str, key: str) -> Found | None:
-        path = storage.join(prefix, directory)
-        try:
-            found = manifest.load_verified(path, key)
-        except (PonenteError, OSError) as error:
-            # Another user's store: a corrupt output in it must not stop this build.
-            logger.warning("shared store %s is skipped: %s", prefix, error)
-            return None
-        return Found(path, found, shared=True) if found is not None else None
 
     def same(self, node: Wanted, contents: Mapping[str, str]) -> Found | None:
         if node.reads_lineage or not contents:

@@ -104,7 +104,7 @@ def protection(
     """
     names = store.outputs()
     urls = [storage.join(store.prefix, name) for name in names]
-    published = {}
+    published: dict[str, Published] = {}
     for name, found in zip(names, in_order(_published, urls, store.prefix), strict=True):
         published[name] = found if len(published) < _HELD else replace(found, manifest=None)
     asked = {*wanted, *recorded(store.prefix, live=not keep.recorded)}

@@ -254,7 +254,11 @@ def check_sizes(home: str, shards: Iterable[Shard], remedy: str) -> None:
 def wrong_sizes(home: str, shards: Iterable[Shard]) -> Iterator[tuple[Shard, str]]:
     """Shards with a file of another size than recorded, and one line about the first such file."""
     shards = shards if isinstance(shards, Sequence) else tuple(shards)
-    listed = _listed(home, shards)
+    files = (file for shard in shards for file in shard.files)
+    many = len([*itertools.islice(files, _LIST_FROM)]) == _LIST_FROM
+    listed: dict[str, int] = {}
+    if many and not storage.is_local(home):
+        listed = list_together(home, [shard.root for shard in shards])
     for shard in shards:
         for file in shard.files:
             if listed.get(f"{shard.root}/{file.path}") == file.size:
@@ -266,13 +270,6 @@ def wrong_sizes(home: str, shards: Iterable[Shard]) -> Iterator[tuple[Shard, str
                 state = "missing" if found is None else f"{found} bytes"
                 yield shard, f"{url}: expected {file.size} bytes, found {state}"
                 break
-
-
-def _listed(home: str, shards: Sequence[Shard]) -> dict[str, int]:
-    files = (file for shard in shards for file in shard.files)
-    if storage.is_local(home) or len([*itertools.islice(files, _LIST_FROM)]) < _LIST_FROM:
-        return {}
-    return list_together(home, [shard.root for shard in shards])
 
 
 def file_url(home: str, shard: Shard, file: File) -> str:
