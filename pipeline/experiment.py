@@ -37,10 +37,7 @@ class Experiment(Declaration[R]):
     """A graph with settings that can be planned, run and given a command line.
 
     See `Declaration` for its arguments and attributes.
-
-    Raises:
-        InputError: for anything that `Declaration` refuses, and for a setting or preset named like
-            a flag of the command line or like a secret.
+    `InputError` also for a setting or preset that is named like a flag or like a secret.
     """
 
     def __init__(self, function: Callable[..., R], **presets: Mapping[str, Any]) -> None:
@@ -60,10 +57,7 @@ class Experiment(Declaration[R]):
     def plan(self, preset: str | None = None, **settings: Any) -> list[Planned]:
         """The plan of a run: one `Planned` per step, inputs first.
 
-        Args:
-            preset: name of a preset; None for the defaults.
-            settings: settings that override the preset, and flags of `ponente plan` by name,
-                such as `prefix="gs://bucket/runs"`.
+        `settings` override the preset; flags of `ponente plan` may be among them, by name.
         """
         from pipeline.cli import inspection
 
@@ -73,9 +67,8 @@ class Experiment(Declaration[R]):
         """Bring every step up to date; returns the artifacts of the function: one, or a tuple.
 
         Args:
-            preset: name of a preset; None for the defaults.
-            settings: settings that override the preset, and flags of `ponente run` by name,
-                such as `prefix="gs://bucket/runs"` or `executor="ray"`. A store may be a `Path`;
+            settings: override the preset; flags of `ponente run` may be among them by name, such
+                as `prefix="gs://bucket/runs"` or `executor="ray"`. A store may be a `Path`;
                 `shared` and flags of steps take one text, as on the command line, or several.
 
         Raises:

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn, TypeVar
 
-from pipeline.cli import join, options
+from pipeline.cli import options
 from pipeline.cli.context import file_among, of_command, say
 from pipeline.cli.streams import survive_closed_streams
 from pipeline.errors import Cancelled, PonenteError, UsageError
@@ -74,7 +74,7 @@ def _command(
     arguments: list[str], more: Mapping[str, tuple[str, Callable[[list[str]], int]]]
 ) -> int:
     clock = time.perf_counter()
-    more = {"join": (f"{join.HELP}; needs no file", join.run), **more}
+    more = {"join": ("make this machine a host of a cluster; needs no file", _join), **more}
     verb, *rest = arguments or [""]
     if verb in ("-h", "--help", ""):
         _usage(more, error=not verb)
@@ -102,6 +102,12 @@ def _command(
     return _run_verb(
         verb, rest, load_experiment(files[0]), clock, f"ponente {verb} {shlex.quote(files[0])}"
     )
+
+
+def _join(arguments: list[str]) -> int:
+    from pipeline.cli.launch import join  # imported here, as are the modules of other verbs
+
+    return join(arguments)
 
 
 def _usage(more: Mapping[str, tuple[str, Any]], *, error: bool) -> None:

@@ -96,13 +96,13 @@ def _lines(record: RunRecord) -> list[str]:
     known = [step for step in record.steps.values() if step.state != "unneeded"]
     width = max((len(step.label) for step in known), default=0)
     head = f"run {record.run}: {record.ending}{f', {record.cause}' if record.cause else ''}"
-    return [head, *(f"{step.label:<{width}}  {_state(step, record)}" for step in known)]
-
-
-def _state(step: StepRecord, record: RunRecord) -> str:
-    detail = step.progress if step.state == "running" else step.cause
-    waits = step.reason if step.state == "waiting" and not detail else ""
-    return ", ".join(filter(None, (state_of(step, record), detail, waits)))
+    lines = [head]
+    for step in known:
+        detail = step.progress if step.state == "running" else step.cause
+        waits = step.reason if step.state == "waiting" and not detail else ""
+        text = ", ".join(filter(None, (state_of(step, record), detail, waits)))
+        lines.append(f"{step.label:<{width}}  {text}")
+    return lines
 
 
 def state_of(step: StepRecord, record: RunRecord) -> str:

@@ -26,15 +26,11 @@ class Backend(Protocol):
 
     def submit(self, request: Request) -> None: ...
 
-    def poll(self) -> list[tuple[Request, Outcome]]:
-        """Outcomes since the last call; waits briefly when there are none."""
-        ...
+    def poll(self) -> list[tuple[Request, Outcome]]: ...  # since the last call, or briefly later
 
     def events(self) -> list[Event]: ...
 
-    def end(self, key: str) -> None:
-        """Cancel the request of this key; shards in flight are finished."""
-        ...
+    def end(self, key: str) -> None: ...  # shards in flight of the request are finished
 
     def stop(self) -> None: ...
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.cli import join, options
+from pipeline.cli import launch, options
 from pipeline.errors import PonenteError
 from pipeline.graph.declaration import Declaration, load_experiment
 from pipeline.identity.secret_text import refuse_secrets
@@ -99,7 +99,7 @@ def _ponente(words: list[str]) -> None:
         return
     if verb == "join":
         end = rest.index("--") if "--" in rest else len(rest)
-        join._parser().parse_args(rest[:end])
+        launch._parser().parse_args(rest[:end])
         if after := rest[end + 1 :]:
             check(shlex.join(after).replace(".venv/bin/", ""))
         return
