@@ -38,7 +38,7 @@ class Documents(Artifact):
     def files(self, split: str) -> list[tuple[str, str]]:
         """(shard name, URL) of every file of a split, in source order.
 
-        A shard that was rewritten without duplicates keeps its name; the URL is of the new file.
+        A shard that was rewritten without duplicates keeps its name.
         """
         unique = {shard.name: shard for shard in self.shards("unique/")}
         found = []
@@ -102,12 +102,7 @@ class TokenCache(Artifact):
         return "tokenizer" in self._unpacked.input_paths
 
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer that made the tokens.
-
-        Raises:
-            InputError: none did.
-            CorruptOutput: its output is gone.
-        """
+        """The tokenizer that made the tokens. Raises `InputError` if none did."""
         if not self.has_text:
             raise InputError(
                 f"{self.path}: these tokens were not made by a tokenizer's step; give a "
@@ -144,11 +139,7 @@ class TokenCache(Artifact):
     def named_splits(
         self, names: tuple[str, ...]
     ) -> tuple[tuple[str, tuple[TokenShard, ...]], ...]:
-        """Name and shards of the held-out splits `names`.
-
-        Raises:
-            InputError: a name is not that of a held-out split.
-        """
+        """Name and shards of the held-out splits `names`; `InputError` for any other name."""
         known = self.held_out_splits
         if missing := [name for name in names if name not in known]:
             raise InputError(
@@ -246,9 +237,7 @@ class Checkpoint(Artifact):
     def tokenizer(self) -> Tokenizer:
         """The tokenizer of the training text, or the one that an imported model came with.
 
-        Raises:
-            InputError: the model has none.
-            CorruptOutput: its output is gone.
+        Raises `InputError` if the model has none.
         """
         if self.imported:
             return Tokenizer(self.path, self.manifest)
@@ -292,10 +281,8 @@ class Checkpoint(Artifact):
     @property
     def steps(self) -> dict[int, str]:
         """URL of every checkpoint that was kept, by step, in ascending order."""
-        kept = {
-            s.result["step"]: storage.join(self.home, s.root) for s in self.shards("checkpoint/")
-        }
-        return dict(sorted(kept.items()))
+        shards = self.shards("checkpoint/")
+        return dict(sorted((s.result["step"], storage.join(self.home, s.root)) for s in shards))
 
     def at(self, step: int | None) -> str:
         """URL of the checkpoint of `step`, or of the last one; `InputError` if it was not kept."""
@@ -353,10 +340,7 @@ class Scores(Artifact):
 
     @property
     def rows(self) -> list[dict[str, Any]]:
-        """Rows with step, set, loss, bits_per_byte, tokens and bytes, by step and set.
-
-        Empty for a step that runs downstream tasks only.
-        """
+        """Rows with step, split, loss, bits_per_byte, tokens and bytes; empty for tasks only."""
         return self.result.get("rows", [])
 
     @property
@@ -375,9 +359,7 @@ class Scores(Artifact):
         if "samples" in self.result:
             step = {"step": self.rows[0]["step"]}
             return [{**step, **sample} for sample in self.result["samples"]]
-        urls = [
-            storage.join(self.home, shard.root, "scores.json") for shard in self.shards("score/")
-        ]
+        urls = [storage.join(self.home, s.root, "scores.json") for s in self.shards("score/")]
         scores = concurrently(storage.read_json, urls, self.home)
         return [sample for score in scores for sample in score["samples"]]
 

@@ -103,9 +103,7 @@ def extend(
         at: step of the checkpoint to continue from; None for the last one.
         model: the checkpoint's model with other rotary positions, windows or soft caps, which
             change no parameter (`models.shape.config.CHANGEABLE`); None for the checkpoint's own.
-        splits: as for `train`.
-        sample_prompts: as for `train`.
-        hardware: the hardware to train on, which may differ from that of the checkpoint.
+        splits, sample_prompts, hardware: as for `train`.
     """
     train, take = resolved(train, sequences), "everything"
     if checkpoint.imported:
@@ -168,11 +166,8 @@ def warm_start(
         take: "model" for parameters alone, "moments" for parameters and the optimizer's moments.
         optimizer: the optimizer; its schedule starts at step 0.
         train: configuration of the new run.
-        at: step of the checkpoint to use; None for the last one.
-        model: as for `extend`, for sequences that are longer than those of the checkpoint, say.
-        splits: as for `train`.
-        sample_prompts: as for `train`.
-        hardware: the hardware to train on, which may differ from that of the checkpoint.
+        at, model: as for `extend`; `model` for longer sequences than the checkpoint's, say.
+        splits, sample_prompts, hardware: as for `train`.
     """
     if checkpoint.imported and take == "moments":
         raise InputError(

@@ -60,7 +60,7 @@ def parts(
 
 def training() -> Node:
     """The tiny run, which keeps two checkpoints and a milestone."""
-    from steps.tokens.block_shuffle import block_shuffle
+    from steps.tokens.sequences import block_shuffle
     from steps.training.train import train
     from tests.steps.synthetic import VOCAB, synthetic
     from tests.training import tiny

@@ -16,7 +16,7 @@ from pipeline.store import lease
 from pipeline.store.outputs import Store
 from steps.artifacts import Checkpoint, Scores
 from steps.evaluation.follow import follow
-from steps.tokens.block_shuffle import block_shuffle
+from steps.tokens.sequences import block_shuffle
 from steps.training.train import train
 from tests.pipeline.helpers import check_invariants, heard
 from tests.steps.synthetic import synthetic

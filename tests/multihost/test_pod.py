@@ -17,9 +17,9 @@ from pipeline.store.outputs import Store
 from steps.artifacts import Checkpoint, Completions
 from steps.documents.sample import sample
 from steps.evaluation.generate import generate
-from steps.tokens.block_shuffle import block_shuffle
+from steps.tokens.sequences import block_shuffle
 from steps.tokens.token_cache import tokenize
-from steps.tokens.train_tokenizer import train_tokenizer
+from steps.tokens.tokenizer import train_tokenizer
 from steps.training.train import train
 
 pytestmark = pytest.mark.slow

@@ -17,7 +17,7 @@ from pipeline.execute.executor import Execution
 from pipeline.graph.step import as_node
 from pipeline.store.outputs import Store
 from steps.artifacts import Checkpoint
-from steps.tokens.block_shuffle import block_shuffle
+from steps.tokens.sequences import block_shuffle
 from steps.training.train import train
 from tests.pipeline.helpers import bring_up, heard
 from tests.steps.synthetic import VOCAB, synthetic

@@ -14,11 +14,10 @@ from steps.evaluation.follow import follow
 from steps.evaluation.generate import generate
 from steps.exchange.import_hf import import_hf
 from steps.pages.compare import compare
-from steps.tokens.block_shuffle import block_shuffle
-from steps.tokens.mix import Phase, mix
 from steps.tokens.pack import pack
+from steps.tokens.sequences import Phase, block_shuffle, mix
 from steps.tokens.token_cache import tokenize
-from steps.tokens.train_tokenizer import train_tokenizer
+from steps.tokens.tokenizer import train_tokenizer
 from steps.training.continue_training import extend, warm_start
 from steps.training.train import train
 from tests.pipeline.helpers import check_invariants

@@ -21,7 +21,7 @@ from data.tokenizer.expressions import EXPRESSIONS
 from data.tokenizer.special_tokens import EOS
 from data.tokenizer.text_tokenizer import TextTokenizer
 from pipeline.errors import CorruptOutput, InputError
-from steps.tokens.train_tokenizer import check_size
+from steps.tokens.tokenizer import check_size
 
 VOCAB = 600
 

@@ -17,7 +17,7 @@ from pipeline.graph.step import as_node
 from pipeline.store import storage
 from steps.artifacts import Documents
 from steps.documents.sample import sample
-from steps.tokens.train_tokenizer import train_tokenizer
+from steps.tokens.tokenizer import train_tokenizer
 from tests.pipeline.helpers import bring_up, check_invariants
 from tests.steps.built import built
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import io
-import shutil
 import subprocess
 import sys
 import tomllib
@@ -16,7 +15,6 @@ import steps.cli.generate as verb
 from models.generate.generate import generate
 from models.generate.sampling_config import Sampling
 from pipeline.store import storage
-from pipeline.store.manifest import load
 from steps.checkpoints.find import find, open_model
 from steps.cli import command
 
@@ -26,16 +24,6 @@ ROOT = Path(__file__).parents[3]
 PROMPTS = ("Return the", "This module", "")
 TOKENS = 20
 HOT = ("--temperature", "1.5", "--top-k", "0", "--top-p", "0.9", "--seed", "3")
-
-
-@pytest.fixture
-def unfinished(trained):
-    """The same as it was a moment before it was published."""
-    path = trained.replace("train-", "train-f")
-    shutil.copytree(trained, path)
-    Path(path, "manifest.json").unlink()
-    yield path
-    shutil.rmtree(path)
 
 
 def expected(directory: str, sampling: Sampling) -> list[str]:
@@ -70,21 +58,6 @@ def test_it_prints_what_generate_returns(trained, capsys):
     assert "checkpoint of step 8, training finished" in err
     assert "warning" not in err
     assert said(capsys, trained, *flags("--temperature", "0"))[0] != out
-
-
-def test_any_checkpoint_of_a_step_finished_or_not(trained, unfinished, capsys):
-    """The step's newest, an older one by its own directory, and those of an unpublished step."""
-    newest, _ = said(capsys, trained, *flags(*HOT))
-    out, err = said(capsys, unfinished, *flags(*HOT))
-    assert out == newest
-    assert "training not finished" in err
-    shards = {s.result.get("step"): s for s in load(trained).shards}
-    for directory in (trained, unfinished):
-        older = storage.join(directory, shards[4].root)
-        out, err = said(capsys, older, *flags(*HOT))
-        assert out != newest
-        assert "checkpoint of step 4" in err
-        assert said(capsys, storage.join(directory, shards[8].root), *flags(*HOT))[0] == newest
 
 
 def test_lines_of_the_standard_input(trained, capsys, monkeypatch):
@@ -132,10 +105,7 @@ def test_refusals(trained, capsys, monkeypatch, tmp_path):
     def line(*arguments: str) -> str:
         return refused(capsys, monkeypatch, *arguments)
 
-    missing = str(tmp_path / "nowhere")
-    assert f"{missing}: expected the directory of a train step" in line(missing, "--prompt", "a")
-    store = str(Path(trained).parent)
-    assert f"give one of {Path(trained).name}" in line(store, "--prompt", "a")
+    missing, store = str(tmp_path / "nowhere"), str(Path(trained).parent)
     (other, *_) = (n for n in storage.list_names(store) if n.startswith("block_shuffle-"))
     wrong = line(storage.join(store, other), "--prompt", "a")
     assert "found one of block_shuffle" in wrong

@@ -11,7 +11,7 @@ from pipeline.errors import InputError, StepFailed
 from pipeline.graph.step import as_node
 from pipeline.store.shards import check_sizes
 from steps.artifacts import Checkpoint
-from steps.tokens.block_shuffle import block_shuffle
+from steps.tokens.sequences import block_shuffle
 from steps.training.continue_training import extend, warm_start
 from steps.training.train import train
 from tests.pipeline.helpers import bring_up

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 from gguf import GGMLQuantizationType, GGUFReader, dequantize
 
-from steps.exchange.gguf.architecture import architecture
-from steps.exchange.gguf.file import write_gguf
+from steps.exchange.gguf.file import architecture, write_gguf
 from steps.exchange.hf.hf_files import read_model
 from tests.steps.exchange import hf_folders
 from tests.steps.exchange.hf_folders import MODELS, NEEDS_ORACLE, ROWS, folder

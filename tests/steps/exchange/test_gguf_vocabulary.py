@@ -148,15 +148,6 @@ def test_a_token_that_takes_the_space_before_it_is_refused():
         read_vocabulary(changed(added_tokens=[*own, added("<x>", lstrip=True)]), ENDS, 1001)
 
 
-def test_parts_that_the_library_does_without():
-    """As GPT-2's own file leaves them out."""
-    description = json.loads(tokenizer_json("gpt2"))
-    for name in ("type", "dropout", "byte_fallback"):
-        del description["model"][name]
-    found = read_vocabulary(json.dumps(description).encode(), ENDS, 1000)
-    assert found == read_vocabulary(tokenizer_json("gpt2"), ENDS, 1000)
-
-
 @pytest.mark.parametrize("content", ["the", EOS])
 def test_two_ids_of_one_text_are_refused(content):
     """llama.cpp aborts when it loads them."""

@@ -77,13 +77,6 @@ def test_a_qwen2_model_of_our_own_tokenizer_is_refused_where_it_is_declared():
     export_hf(node, auto_tokenizer=False)
 
 
-def test_an_upload_is_a_step_of_its_own_behind_the_same_export():
-    """What is uploaded where changes nothing about the folder."""
-    uploaded = as_node(export_hf(trained(), upload="me/model"))
-    assert uploaded.step.name == "upload_hf"
-    assert uploaded.inputs["export"].key == as_node(export_hf(trained())).key
-
-
 @NEEDS_ORACLE
 @pytest.mark.slow
 def test_an_import_cannot_be_trained_on_tokens_of_another_tokenizer(tmp_path):

@@ -19,9 +19,9 @@ from steps.artifacts import Checkpoint, Report
 from steps.documents.sample import sample
 from steps.pages.compare import _record, compare, differences
 from steps.pages.run_record import of_directory
-from steps.tokens.block_shuffle import block_shuffle
+from steps.tokens.sequences import block_shuffle
 from steps.tokens.token_cache import tokenize
-from steps.tokens.train_tokenizer import train_tokenizer
+from steps.tokens.tokenizer import train_tokenizer
 from steps.training.train import train
 from tests.steps.mini import MINI
 from tests.steps.test_main_job import published

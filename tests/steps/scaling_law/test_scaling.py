@@ -28,7 +28,7 @@ from steps.artifacts import Checkpoint, Report, Scores, Sequences
 from steps.evaluation.evaluate import evaluate
 from steps.scaling_law.points import point_of
 from steps.scaling_law.scaling import ladder, scaling
-from steps.tokens.block_shuffle import block_shuffle
+from steps.tokens.sequences import block_shuffle
 from steps.training.budget import resolved
 from steps.training.continue_training import warm_start
 from steps.training.plan.declared_run import declared_run

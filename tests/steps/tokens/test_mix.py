@@ -9,9 +9,8 @@ from data.batches.dataset import Dataset, epochs
 from models.shape.config import TransformerConfig
 from pipeline.errors import PonenteError
 from steps.artifacts import Checkpoint, Sequences
-from steps.tokens.block_shuffle import block_shuffle
-from steps.tokens.mix import Phase, mix
 from steps.tokens.pack import pack
+from steps.tokens.sequences import Phase, block_shuffle, mix
 from steps.training.train import train
 from tests.pipeline.helpers import bring_up, executed
 from tests.steps.built import built

@@ -14,7 +14,7 @@ import pytest
 from jax.experimental.compilation_cache.compilation_cache import reset_cache
 
 from steps.artifacts import Checkpoint
-from steps.tokens.block_shuffle import block_shuffle
+from steps.tokens.sequences import block_shuffle
 from steps.training.train import train
 from tests.pipeline.helpers import bring_up, check_invariants
 from tests.steps.synthetic import VOCAB, synthetic

@@ -1,12 +1,14 @@
-"""The order of training over a token cache: which sequence is read at which data offset.
+"""The order of training: which sequence of one cache, or of several, is read at which data offset.
 
-Nothing is copied. The output records the order, which is a pure function of the seed and the sizes.
-The step checks that there is at least one sequence, and that the first window repeats none.
+Nothing is copied. The output records the order, a pure function of the seed and the sizes, or the
+inputs of a mixture and their weights.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 from models.shape.validation import at_least
@@ -35,10 +37,8 @@ def advise(settings: Mapping[str, Any]) -> list[str]:
 
 
 def _check(arguments: Mapping[str, Any]) -> None:
-    length, packed = (
-        arguments["sequence_length"],
-        nearest_setting(arguments["tokens"], "sequence_length"),
-    )
+    length = arguments["sequence_length"]
+    packed = nearest_setting(arguments["tokens"], "sequence_length")
     if packed not in (None, length):
         raise InputError(
             f"block_shuffle: sequence_length {length:,}: its tokens are packed into rows of "
@@ -109,3 +109,97 @@ def block_shuffle(
         "window_blocks": window_blocks,
         "seed": seed,
     }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Phase:
+    """Weights of the inputs from a point of training on.
+
+    Attributes:
+        start_tokens: training tokens before the phase, padding included; rounded up to a sequence.
+        weights: one per input, in the order of the inputs; only their ratios matter.
+    """
+
+    start_tokens: int
+    weights: tuple[float, ...]
+
+
+def _check_mix(arguments: Mapping[str, Any]) -> None:
+    """Refuse inputs of different lengths or vocabularies, and invalid weights and starts."""
+    from data.batches.mixture import Mixture, MixturePhase
+
+    for name in ("sequence_length", "vocab_size"):
+        known = {nearest_setting(part, name) for part in arguments["sequences"]} - {None}
+        if len(known) > 1:
+            raise InputError(
+                f"mix: inputs of {name} {' and '.join(map(str, sorted(known)))}; "
+                "mix sequences that were made alike"
+            )
+    parts, phases = arguments["sequences"], _phases(arguments["weights"], arguments["later"])
+    if any(len(phase.weights) != len(parts) for phase in phases):
+        raise InputError(
+            f"mix: {len(parts)} inputs and weights {[p.weights for p in phases]}; give one "
+            "weight per input in every phase"
+        )
+    ordered = [MixturePhase(start=phase.start_tokens, weights=phase.weights) for phase in phases]
+    Mixture(ordered, arguments["seed"])  # its constructor refuses
+
+
+def _phases(weights: tuple[float, ...], later: tuple[Phase, ...]) -> tuple[Phase, ...]:
+    return (Phase(start_tokens=0, weights=weights), *later)
+
+
+@step(output=Sequences, version=2, check=_check_mix)
+def mix(
+    run: StepContext,
+    sequences: tuple[Sequences, ...],
+    *,
+    weights: tuple[float, ...],
+    later: tuple[Phase, ...] = (),
+    seed: int = 0,
+) -> Result:
+    """Sequences of every input in proportion to its weight; an input that ends is reshuffled.
+
+    Validation splits and vocabulary come from the first input.
+
+    Args:
+        sequences: shuffled caches of one tokenizer and one sequence length.
+        weights: relative share of sequences of each input, from the start.
+        later: phases with other weights, in order of their start.
+        seed: another seed interleaves the inputs differently.
+    """
+    from data.batches.mixture import Mixture, MixturePhase
+
+    length = _common_length(sequences)
+    by_sequence = tuple(
+        MixturePhase(start=-(-phase.start_tokens // length), weights=phase.weights)
+        for phase in _phases(weights, later)
+    )
+    Mixture(by_sequence, seed)  # refuses phases that start at the same sequence
+    return {
+        "sequence_length": length,
+        "sequences": sum(part.result["sequences"] for part in sequences),
+        "tokens_used": sum(part.result["tokens_used"] for part in sequences),
+        "sources": [
+            {"cache": part.cache.path, "sequences": part.result["sequences"]} for part in sequences
+        ],
+        "phases": [dataclasses.asdict(phase) for phase in by_sequence],
+        "seed": seed,
+    }
+
+
+def _common_length(sequences: tuple[Sequences, ...]) -> int:
+    first = sequences[0]
+    for part in sequences:
+        if part.parts:
+            raise InputError(f"mix: {part.path} is a mixture already; mix its inputs instead")
+        for what, found, expected in (
+            ("sequence_length", part.result["sequence_length"], first.result["sequence_length"]),
+            ("tokenizer", part.cache.result["tokenizer"], first.cache.result["tokenizer"]),
+        ):
+            if found != expected:
+                raise InputError(
+                    f"mix: {part.path} has {what} {found}, {first.path} has {expected}; "
+                    "mix sequences that were made alike"
+                )
+    return first.result["sequence_length"]
