@@ -18,7 +18,7 @@ os.environ.setdefault("XLA_FLAGS", compilation.xla_flags(devices=8))
 compilation.share_programs()
 os.environ.setdefault("JAX_NUMPY_RANK_PROMOTION", "raise")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
-# A plan of a TPU run asks the compiler for minutes: training/test_compile_check.py does so once.
+# A plan of a TPU run asks the compiler for minutes: training/test_preflight.py does so once.
 os.environ.setdefault("PONENTE_NO_COMPILE", "1")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 # Ray's workers are nice to everything else, and so to the rest of this suite, for minutes.

@@ -16,7 +16,6 @@ import models.named as hax
 from models.attention import cudnn
 from models.attention.dispatch import attend
 from models.attention.reference import Mask
-from models.jax_versions import NEWEST
 from models.layers.axes import MeshAxes
 from tests.models import small
 from tests.models.attention.attention_inputs import inputs, value_and_gradients
@@ -142,20 +141,3 @@ def test_through_the_common_call_and_over_devices(installed, heads):
     local_heads = 2 if heads else 4
     assert f"(tensor<2x128x{local_heads}x64xbf16>" in call
     assert "sliding_window_length\\22: 50" in call
-
-
-@pytest.mark.slow
-def test_only_the_newest_jax_gives_packed_keys_offsets_of_their_own():
-    """Why documents that share a row are refused: with fewer key than query heads it reads wrong.
-
-    An offset counts elements from the row's start, so that of keys goes by their own heads, as in
-    JAX 0.12. Once no older JAX is supported, cuDNN may take packed rows; see docs/decisions.
-    """
-    heads, kv_heads, size, begin = 4, 2, 8, 3
-    lengths = jnp.array([[begin, 5]], jnp.int32)
-    offsets = jnp.array([[0, begin, 8]], jnp.int32)
-    q, k = jnp.zeros((1, 8, heads, size)), jnp.zeros((1, 8, kv_heads, size))
-    fix = fused_attention_stablehlo._fix_seqlen_offsets
-    *_, of_q, of_k = fix(lengths, lengths, offsets, offsets, q, k)
-    assert of_q[0, 1] == begin * heads * size
-    assert of_k[0, 1] == begin * (kv_heads if NEWEST else heads) * size

@@ -93,14 +93,6 @@ def test_several_tiles_equal_the_reference(window, fused):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("tile", [(128, 256, 128), (256, 128, 128)])
-def test_oblong_tiles_equal_the_reference(tile):
-    """Also where the scores of a tile are made in parts."""
-    with tiled(*tile, fused=True):
-        assert difference((1, 512, 1, 2, 64), segmented=True) < 1e-5
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("fused", [True, False])
 def test_in_bfloat16(fused):
     """Sixteen bits in and out: the kernels' sums are wide, the fused one's partial sums are not."""

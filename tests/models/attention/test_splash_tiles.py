@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from models.attention.splash import Kernel, block_sizes, build
 from models.shape import splash_tiles as tile_choice
-from models.shape.splash_tiles import ScoreMatrix, only_narrow_tiles
+from models.shape.splash_tiles import ScoreMatrix
 
 
 @given(
@@ -83,12 +83,6 @@ def test_the_partial_sums_of_a_device_fit(position, sequence_shards, heads, fuse
     assert not fused or heads * one <= tile_choice.MOST_PARTIAL_SUMS
 
 
-@pytest.mark.parametrize("position", [128, 2048, 4608, 128 * 17, 128 * 37])
-def test_rows_that_leave_only_tiles_of_128(position):
-    """A prime times 128, the prime above 18."""
-    assert only_narrow_tiles(position, 64) == (position == 128 * 37)
-
-
 @pytest.mark.parametrize(
     ("window", "sequence_shards"), [(None, 1), (None, 4), (1, 1), (100, 4), (1024, 1), (1500, 4)]
 )
@@ -122,13 +116,3 @@ def test_the_grid_is_that_of_the_masks_of_jax(monkeypatch, window, sequence_shar
             assert grid.visited == (last > 0).sum()
             # Shards share one shape, so another shard's may add hidden steps.
             assert grid.steps <= last.size if sequence_shards > 1 else grid.steps == last.size
-
-
-def test_a_hidden_tile_costs_a_step_and_a_narrow_window_wants_small_tiles():
-    """What the choice weighs: wasted scores against steps."""
-    whole, windowed = ScoreMatrix(8192, 8192, None), ScoreMatrix(8192, 8192, 512)
-    tile = (2048, 2048)
-    causal = tile_choice._cycles(whole, tile, 64, "forward")
-    assert tile_choice._cycles(whole, (128, 128), 64, "forward") > 3 * causal
-    small, large = (tile_choice._cycles(windowed, (n, n), 64, "forward") for n in (512, 2048))
-    assert small < large / 2

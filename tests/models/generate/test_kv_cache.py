@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import models.named as hax
-from models.generate.kv_cache import attend_to_past, cache_bytes, decode, prefill
+from models.generate.kv_cache import attend_to_past, decode, prefill
 from models.layers.norms import cast
 from models.layers.scan_layers import split_layers
 from models.shape.config import TransformerConfig
@@ -111,18 +111,6 @@ def test_bfloat16():
     assert {array.dtype for array in jax.tree.leaves(cache)} == {jnp.dtype(jnp.bfloat16)}
 
 
-def test_the_cache_is_as_large_as_its_formula_says():
-    """Bytes of all its arrays, and their axes."""
-    model, tokens = small.model(), small.tokens(batch=3, position=SLOTS)
-    cache = prompts(model, tokens)[1]
-    want = cache_bytes(model.config, 3, SLOTS, 4)
-    assert sum(array.nbytes for array in jax.tree.leaves(cache)) == want
-    assert len(cache.keys) == len(cache.values) == 3
-    axes = ("batch", "kv_heads", "position", "head_size")
-    assert all(tuple(axis.name for axis in k.axes) == axes for k in cache.keys + cache.values)
-    assert cache.positions == SLOTS
-
-
 @settings(max_examples=20)
 @given(
     window=st.sampled_from([None, 1, 3, 9]),
@@ -163,14 +151,3 @@ def test_attention_to_the_past(window, soft_cap, positions):
         soft_cap=soft_cap,
     )
     assert small.relative(got.array, want) < 1e-5
-
-
-def test_layers_are_split_in_order():
-    """Each block has its layer's numbers, and nothing is left of the axis."""
-    model = small.model()
-    blocks = split_layers(model.blocks.stacked)
-    assert len(blocks) == 3
-    for layer, block in enumerate(blocks):
-        want = jax.tree.map(lambda leaf, i=layer: leaf[i], model.blocks.stacked.mlp.up.matrix.array)
-        np.testing.assert_array_equal(block.mlp.up.matrix.array, want)
-        assert "layers" not in {axis.name for axis in block.mlp.up.matrix.axes}

@@ -68,15 +68,6 @@ def test_biases_and_norms_start_neutral():
 
 
 @pytest.mark.slow
-def test_layers_start_different():
-    """Each layer, and each matrix of a layer, draws its own numbers."""
-    stack = small.init(small.config()).blocks.stacked
-    gate, up = stack.mlp.gate.matrix.array, stack.mlp.up.matrix.array
-    assert not np.isclose(gate[0], gate[1]).any()
-    assert not np.isclose(gate, up).any()
-
-
-@pytest.mark.slow
 def test_no_number_is_beyond_three_deviations():
     """The normal distribution is cut."""
     model = small.init(small.config(embedding_std=0.02, vocab_size=4096))

@@ -126,12 +126,6 @@ def test_a_blocks_input_is_moved_and_not_copied():
     assert stacked in str(jax.make_jaxpr(gradient)(small.model()))
 
 
-def test_widths_know_each_kind():
-    """Without a gate there is no gate to keep."""
-    assert footprint(small.config(mlp_kind="relu2")).widths["gate"] == 0
-    assert set(footprint(small.config()).widths) == set(CHECKPOINT_NAMES)
-
-
 def dots(remat) -> int:
     """Matmuls in the traced gradient, counting a scan's body once."""
     jaxpr = jax.make_jaxpr(eqx.filter_grad(squares(remat)))(small.model())

@@ -97,7 +97,7 @@ def ours(hidden, head, targets, weights, z_loss, cap, chunks, mesh_axes=None):
 
 
 @pytest.mark.slow
-@settings(max_examples=3)
+@settings(max_examples=6)
 @given(
     batch=st.sampled_from([1, 3]),
     position=st.sampled_from([1, 6]),
@@ -116,15 +116,6 @@ def test_sums_and_gradients_for_any_shape(batch, position, vocab, cap, z_loss, s
     want = jax.grad(plain, argnums=(0, 1))(*arrays, z_loss, cap)
     for got, expected in zip(gradients, want, strict=True):
         np.testing.assert_allclose(got, expected, atol=1e-4, rtol=1e-4)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("cap", [None, 1.5])
-def test_gradients_equal_automatic_differentiation(cap):
-    """Gradients of the hidden states and of the head, with a z-loss and unequal weights."""
-    arrays = inputs(3, 6, 37)
-    want = jax.grad(plain, argnums=(0, 1))(*arrays, 0.1, cap)
-    assert small.relative(ours(*arrays, 0.1, cap, 2)[0], want) < 1e-5
 
 
 @pytest.mark.parametrize("cap", [None, 2.0])
@@ -191,21 +182,6 @@ def test_only_the_objective_has_a_gradient():
     assert not any(np.asarray(g).any() for index in (1, 2) for g in part(index))
 
 
-def test_gradients_scale_with_the_cotangent():
-    """A mean is the sum over a number: gradients divide by it too."""
-    arrays = inputs(2, 4, 7)
-
-    def scaled(factor):
-        def of(hidden, head):
-            sums = summed_losses(hidden, head, *arrays[2:], LossOptions(0.1, None, 2))
-            return sums[0] * factor
-
-        return jax.grad(of, argnums=(0, 1))(*arrays[:2])
-
-    want = jax.tree.map(lambda g: g * 0.25, scaled(1.0))
-    assert small.relative(scaled(0.25), want) < 1e-6
-
-
 def test_huge_logits_do_not_overflow():
     """Logits of thousands give finite losses and gradients."""
     hidden, head = jnp.full((1, 1, 2), 100.0), jnp.asarray([[-50.0], [50.0], [49.0]])
@@ -216,14 +192,6 @@ def test_huge_logits_do_not_overflow():
         assert all(np.isfinite(gradient).all() for gradient in gradients)
         nll, _ = token_losses(*arrays[:3], LossOptions(chunks=chunks))
         np.testing.assert_allclose(nll, [[10_000.0, 0.0]])
-
-
-def test_weights_of_zero_count_nothing():
-    """No token that counts: no loss, and gradients of zero."""
-    hidden, head, targets, weights = inputs(2, 4, 7)
-    gradients, sums = ours(hidden, head, targets, weights * 0, 0.1, None, 2)
-    assert not np.asarray(sums).any()
-    assert not any(np.asarray(gradient).any() for gradient in gradients)
 
 
 def test_low_precision_inputs_give_float32_sums():

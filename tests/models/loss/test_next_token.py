@@ -14,7 +14,6 @@ import pytest
 import models.named as hax
 from models.layers.axes import MeshAxes
 from models.loss.next_token import next_token_loss, score_tokens
-from models.shape.footprint import chunk_count
 from models.transformer import Forward
 from tests.models import reference, small
 
@@ -115,24 +114,6 @@ def test_masked_predictions_have_no_gradient():
     assert small.relative(gradients(other), gradients(rows)) < 1e-6
 
 
-@pytest.mark.slow
-def test_auto_uses_the_budget_and_the_shards():
-    """Memory of the compiled loss follows the budget; a sharded batch needs fewer chunks."""
-    assert chunk_count(16, 256, 2048) == 1
-    assert chunk_count(128, 8192, 32_768) == 256
-    assert chunk_count(128, 8192, 32_768, shards=16) == 16
-    model, rows = small.model(layers=1, vocab_size=4096), small.named(small.tokens(8, 64, 61))
-
-    def scratch(**options):
-        lowered = jax.jit(lambda model: score_tokens(model, rows, **options)[0]).lower(model)
-        return lowered.compile().memory_analysis().temp_size_in_bytes
-
-    logits = 8 * 64 * 4096 * 4
-    few, many = scratch(), scratch(budget=logits // 16)
-    assert few >= logits
-    assert many < logits / 2
-
-
 def loops(**options) -> list[int]:
     """Lengths of the loops in the traced scores of 8 rows of 12 positions and 61 ids."""
     model, rows = small.model(), small.named(small.tokens(batch=8))
@@ -148,23 +129,6 @@ def test_auto_reads_the_shards_of_the_placement():
     with jax.set_mesh(small.mesh(data=4, tensor=2)):
         assert 6 not in loops(**options, forward=Forward(mesh_axes=data))
         assert 2 in loops(**options, forward=Forward(mesh_axes=data))
-
-
-@pytest.mark.slow
-def test_auto_with_divided_positions():
-    """Chunks divide the positions of one device, whatever the row's length allows."""
-    mesh_axes = MeshAxes((), sequence=("sequence",))
-    model, rows = small.model(), small.named(small.tokens(batch=8))
-    budget = 8 * 12 * 61 * 4 // 4 // 2
-
-    def objective(model, mesh_axes=None):
-        forward = Forward(mesh_axes=mesh_axes)
-        return score_tokens(model, rows, budget=budget, forward=forward)[0].array
-
-    want = small.run(objective, model)
-    with jax.set_mesh(small.mesh(sequence=4)):
-        got = small.run(functools.partial(objective, mesh_axes=mesh_axes), model)
-    np.testing.assert_allclose(got, want, rtol=1e-5)
 
 
 @pytest.mark.slow

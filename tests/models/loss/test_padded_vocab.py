@@ -138,11 +138,3 @@ def test_a_padded_model_scores_and_writes_as_the_other():
     prompts = small.tokens(batch=3, position=5).tolist()
     want = generate(model, prompts, new_tokens=12, sampling=how)
     assert generate(wide, prompts, new_tokens=12, sampling=how) == want
-
-
-def test_sizes_count_the_padding():
-    """Parameters are those of the arrays, whatever the number of ids."""
-    config = small.config(tied=False, vocab_multiple=32)
-    assert config.padded_vocab_size == 64
-    shapes = jax.eval_shape(lambda: Transformer.init(config, key=jax.random.key(0)))
-    assert config.parameter_count == sum(x.size for x in jax.tree.leaves(shapes))

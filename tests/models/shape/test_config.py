@@ -59,17 +59,6 @@ def test_presets_have_the_documented_counts(name):
     assert f"{matmul:,}" in source
 
 
-def test_every_preset_is_tested():
-    """No shape goes without its counts."""
-    shapes = {n for n, v in vars(presets).items() if isinstance(v, TransformerConfig)}
-    assert shapes == set(PRESETS)
-
-
-def test_parameters_are_float32():
-    """Every parameter starts in float32."""
-    assert {leaf.dtype.name for leaf in arrays_of(small.config(tied=False))} == {"float32"}
-
-
 @pytest.mark.parametrize(
     ("changes", "words"),
     [

@@ -1,6 +1,5 @@
 """Chunks of an array and who writes them, against numpy and counting."""
 
-import json
 import math
 from collections import Counter
 
@@ -13,10 +12,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from training.checkpoint.chunk_grid import (
     ChunkGrid,
-    chunk_file,
     chunk_shape,
     common,
-    metadata,
     shape_of,
     within,
 )
@@ -83,16 +80,6 @@ def test_chunks_divide_a_shard_and_are_no_crumbs(shard, itemsize, most):
 def test_chunks_of_real_shapes(shard, chunk):
     """Float32 in pieces of at most 32 MiB."""
     assert chunk_shape(shard, 4, 32 << 20) == chunk
-
-
-def test_names_and_metadata():
-    """What Zarr expects of an array without axes, and of one with them."""
-    assert chunk_file("step", ()) == "arrays/step/c"
-    assert chunk_file("a.b", (0, 12)) == "arrays/a.b/c.0.12"
-    entry = {"axes": ["x", "y"], "shape": [4, 6], "dtype": "float32", "chunk": [2, 6]}
-    tree = json.loads(metadata(entry))
-    assert tree["dimension_names"] == ["x", "y"]
-    assert tree["chunk_grid"]["configuration"]["chunk_shape"] == [2, 6]
 
 
 SPECS = [(), ("a",), (None, "a"), ("b",), ("a", "b"), (("a", "b"),), ("b", "a")]

@@ -16,7 +16,7 @@ from pipeline.errors import InputError
 from tests.training import tiny
 from training.checkpoint.restore import load_model
 from training.config import OptimizerConfig, TrainConfig
-from training.config.batch_schedule import batch_phases
+from training.config.batch_schedule import batch_phases, dropped, due, kept_for_good
 from training.cost.memory_estimate import GIB
 from training.cost.memory_plan import Devices
 from training.cost.resolved_run import resolve_run
@@ -198,3 +198,53 @@ def test_a_signal_between_two_phases_saves_at_once(data, tmp_path, monkeypatch, 
     got, want = (train(each, devices=jax.devices()[:1]) for each in (went_on, whole))
     assert tiny.learned(tiny.rows(got)) == tiny.learned(tiny.rows(want))
     assert tiny.equal(*(load_model(r.checkpoint, tiny.MODEL) for r in (got, want)))
+
+
+def rules(newest, every, milestones):
+    return TrainConfig(
+        batch_size=1, keep_checkpoints=newest, keep_every=every, milestones=tuple(milestones)
+    )
+
+
+STEPS = st.lists(st.integers(1, 60), max_size=30).map(sorted)
+
+
+@given(
+    STEPS,
+    st.integers(1, 5),
+    st.integers(0, 12),
+    st.lists(st.integers(1, 60), max_size=4).map(tuple),
+)
+def test_dropped_are_those_that_no_rule_keeps(steps, newest, every, milestones):
+    """Position by position: newest, multiple, or milestone."""
+    kept = set()
+    for position in range(len(steps)):
+        if sum(1 for later in range(position + 1, len(steps))) < newest:
+            kept.add(position)
+        if every and steps[position] in range(0, 1000, every):
+            kept.add(position)
+        if steps[position] in list(milestones):
+            kept.add(position)
+    found = dropped(steps, rules(newest, every, milestones))
+    assert found == sorted(set(range(len(steps))) - kept)
+
+
+@given(
+    st.integers(1, 200),
+    st.integers(1, 50),
+    st.integers(0, 50),
+    st.sets(st.integers(1, 200), max_size=3),
+)
+def test_due(step, every, keep, milestones):
+    """At multiples of either, at milestones and at the end; kept for good but for the first."""
+    train = TrainConfig(
+        steps=200,
+        batch_size=1,
+        sequence_length=2,
+        checkpoint_every=every,
+        keep_every=keep,
+        milestones=tuple(milestones),
+    )
+    kept = step in milestones or step == 200 or (keep > 0 and step in range(keep, 201, keep))
+    assert kept_for_good(step, train) == kept
+    assert due(step, train) == (kept or step in range(every, 201, every))

@@ -293,17 +293,6 @@ def test_recomputed_shares():
     )
 
 
-def test_recomputed_attention_is_inside_windows():
-    """Half the layers attend to 512 positions: counted position by position."""
-    model = dataclasses.replace(presets.tomat_200m, window=512, window_pattern="SL")
-    length, e, h = 4096, model.embed, model.heads * model.head_size
-    pairs = sum(min(at + 1, 512) + at + 1 for at in range(length)) / 2
-    attention = 4 * h * pairs / length
-    whole = attention + 2 * e * 4 * h + 6 * e * model.mlp
-    share = recomputed(model, "save:queries,keys,values,mlp_input,gate,up", length)
-    assert share == pytest.approx(attention / whole)
-
-
 def test_auto_is_refused_by_the_estimate():
     """There is nothing to count before it is resolved."""
     with pytest.raises(InputError, match="call resolve first"):

@@ -13,7 +13,6 @@ from training.checkpoint.checkpointer import Checkpointer
 from training.checkpoint.restore import restore
 from training.checkpoint.tree_names import flatten
 from training.step.program import build_program
-from training.trainer.trainer import train
 
 RATES = {"adamw": 1e-2, "muon": 1e-2, "lion": 3e-3}
 KINDS = [("adamw", "bfloat16"), ("muon", "bfloat16"), ("lion", "float32")]
@@ -62,26 +61,6 @@ def test_loss_falls_and_a_restored_run_is_the_uninterrupted_one(kind, dtype, tmp
     assert repeated == after
     assert int(end.skipped) == 0
     assert after[-1] < before[0] - 0.1
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["muon"])
-def test_a_resumed_job_is_the_uninterrupted_one(kind, tmp_path):
-    """The whole loop, resumed at step 3, gives the history and parameters of the whole run."""
-    tiny.write_data(str(tmp_path))
-    job = tiny.make_job(
-        str(tmp_path), optimizer=optimizer(kind, "float32"), checkpoint_directory=f"{tmp_path}/a"
-    )
-    heard = tiny.Heard()
-    want = train(job, heard, devices=jax.devices()[:1])
-    resumed = dataclasses.replace(
-        job, resume_from=tuple(heard.committed[:3]), checkpoint_directory=f"{tmp_path}/b"
-    )
-    got = train(resumed, devices=jax.devices()[:1])
-    assert len(tiny.entries(resumed, "resumed")) == 1
-    assert tiny.learned(tiny.rows(got)) == tiny.learned(tiny.rows(want))
-    like = program(kind, "float32").abstract
-    assert tiny.equal(restore(got.checkpoint, like), restore(want.checkpoint, like))
 
 
 @pytest.mark.parametrize("kind", ["muon", "lion"])

@@ -1,16 +1,20 @@
 """The train step: exact accumulation, the same numbers on any mesh, and nothing applied blindly."""
 
 import dataclasses
+import itertools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import models.named as hax
 from tests.bench.layouts import LAYOUTS, fields
 from tests.training import tiny
 from training.config import SPLIT_TABLES, AxisRules, Parallelism
+from training.step.train_step import Boundaries, LossFunction
 
 SPLIT = Parallelism(sharding="fsdp", group=2, sequence=2, rules=SPLIT_TABLES)
 ONLY_MOMENTS = AxisRules(params=(), optimizer_state=(("embed", ("fsdp",)),))
@@ -80,29 +84,6 @@ def _loss_function(config):
     )
 
 
-@pytest.mark.slow
-def test_z_loss_is_in_the_gradient():
-    """With z-loss the gradient is that of the sum of nll and weighted squared log-partition."""
-    config = dataclasses.replace(tiny.TRAIN, z_loss=1e-2, loss_chunks=1)
-    loss, tokens = _loss_function(config), jnp.asarray(tiny.random_tokens(5))
-    model = tiny.program().init().model
-    sums, gradient = jax.jit(loss.gradients)(model, tokens)
-
-    @jax.jit
-    @jax.grad
-    def oracle(model):
-        logits = model.logits(hax.named(tokens, ("batch", "position"))).array[:, :-1]
-        log_z = jax.nn.logsumexp(logits, axis=-1)
-        picked = jnp.take_along_axis(logits, tokens[:, 1:, None], axis=-1)[..., 0]
-        return jnp.sum(log_z - picked) + 1e-2 * jnp.sum(log_z**2)
-
-    want = oracle(model)
-    largest = max(float(jnp.abs(g).max()) for g in jax.tree.leaves(want))
-    for a, b in zip(jax.tree.leaves(gradient), jax.tree.leaves(want), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5 * largest)
-    assert float(sums.z) > 0
-
-
 MESHES = {
     **{name: (8, {"parallel": Parallelism(**fields(name))}) for name in LAYOUTS},
     "data2-fsdp2-micro2": (4, {"parallel": tiny.split(2), "microbatches": 2}),
@@ -138,16 +119,6 @@ def test_a_mesh_computes_what_one_device_does(devices, changes):
     np.testing.assert_allclose(losses, one, rtol=0, atol=1e-5)
     for found, want in zip(*map(jax.tree.leaves, (gradients, wanted)), strict=True):
         np.testing.assert_allclose(found, want, rtol=0, atol=1e-5 * np.abs(want).max())
-
-
-@pytest.mark.slow
-def test_fsdp_state_is_split_from_the_start():
-    """Split over 4, a device holds a quarter of every matrix, in the model and in both moments."""
-    state = tiny.program(4, parallel=tiny.split(4)).init()
-    for tree in (state.model, state.optimizer_state[1].mu, state.optimizer_state[1].nu):
-        query = tree.blocks.stacked.attention.query.matrix.array
-        shapes = {shard.data.size for shard in query.addressable_shards}
-        assert shapes == {query.size // 4}
 
 
 def test_moments_may_be_split_where_parameters_are_not():
@@ -228,3 +199,115 @@ def test_optimizer_state_in_the_hosts_memory_changes_nothing():
         assert {x.sharding.memory_kind for x in jax.tree.leaves(state.model)} == {"device"}
         ends[place] = jax.tree.map(np.asarray, (state.model, state.optimizer_state))
     jax.tree.map(np.testing.assert_array_equal, ends["device"], ends["host"])
+
+
+EOS = tiny.EOS
+ROWS = st.lists(st.integers(0, 3), min_size=16, max_size=16)  # one shape, compiled once
+
+
+@pytest.mark.slow
+@settings(max_examples=100, deadline=None)
+@given(ROWS)
+def test_segments_begin_at_every_eos(row):
+    """The segment of a token is the number of EOS up to and with it, counted in plain Python."""
+    found = Boundaries(eos_id=EOS, separate=True).segments(jnp.asarray([row], jnp.int32))
+    assert found is not None
+    assert found.array[0].tolist() == [row[: i + 1].count(EOS) for i in range(len(row))]
+    assert Boundaries(eos_id=EOS).segments(jnp.asarray([row], jnp.int32)) is None
+
+
+@settings(max_examples=100, deadline=None)
+@given(ROWS)
+def test_padding_is_eos_after_eos_and_does_not_count(row):
+    """A prediction counts unless it is of an EOS made at an EOS; without padding all count."""
+    tokens = jnp.asarray([row], jnp.int32)
+    found = Boundaries(eos_id=EOS, padded=True).counted(tokens)
+    assert found is not None
+    expected = [not (a == b == EOS) for a, b in itertools.pairwise(row)]
+    assert found.array[0, :-1].tolist() == expected
+    assert Boundaries(eos_id=EOS).counted(tokens) is None
+
+
+@settings(max_examples=100, deadline=None)
+@given(ROWS)
+def test_ids_beyond_the_vocabulary_are_read_and_not_predicted(row):
+    """Of a vocabulary of 2, ids 2 and 3 are 0 and 1; both rules of what counts hold together."""
+    stored = jnp.asarray([row], jnp.int32)
+    boundaries = Boundaries(eos_id=EOS, padded=True, masked_from=2)
+    assert boundaries.tokens(stored)[0].tolist() == [i % 2 for i in row]
+    found = boundaries.counted(stored)
+    assert found is not None
+    expected = [b < 2 and not (a == b == EOS) for a, b in itertools.pairwise(row)]
+    assert found.array[0, :-1].tolist() == expected
+
+
+def loss_of(tokens, *, separate=False, padded=False):
+    """Summed nll and count of int32 [batch, position] under the tiny model."""
+    boundaries = Boundaries(eos_id=EOS, separate=separate, padded=padded)
+    config = dataclasses.replace(tiny.TRAIN, loss_chunks=1)
+    function = LossFunction(config, tiny.program().layout, "reference", boundaries)
+    _, sums = jax.jit(function)(tiny.program().init().model, tokens)
+    return float(sums.nll), float(sums.count)
+
+
+def documents(seed, lengths):
+    """Documents of random ids, none of them EOS."""
+    ids = np.random.default_rng(seed)
+    return [ids.integers(1, tiny.VOCAB, n).tolist() for n in lengths]
+
+
+def alone(tokens):
+    """nll of every prediction of one sequence by itself, float64 [position - 1]."""
+    # What follows the sequence is not seen by it; one length is compiled once.
+    row = np.pad(np.array(tokens, np.int32), (0, tiny.LENGTH - len(tokens)), constant_values=1)
+    logits = np.asarray(_logits(jnp.asarray(row[None])), np.float64)[0, : len(tokens)]
+    log_z = np.log(np.exp(logits).sum(axis=-1))
+    return log_z[:-1] - logits[np.arange(len(tokens) - 1), tokens[1:]]
+
+
+def _logits(tokens):
+    rows = hax.named(tokens, ("batch", "position"))
+    return jax.jit(lambda model: model.logits(rows).array)(tiny.program().init().model)
+
+
+@pytest.mark.slow
+def test_separate_documents_score_as_they_do_alone():
+    """The loss of a row is that of its documents one by one, each behind its own EOS."""
+    first, second, third = documents(0, (9, 13, 7))
+    row = [*first, EOS, *second, EOS, *third]
+    expected = alone([*first, EOS]).sum()
+    expected += alone([EOS, *second, EOS]).sum() + alone([EOS, *third]).sum()
+    tokens = jnp.asarray([row] * tiny.BATCH, jnp.int32)
+    nll, count = loss_of(tokens, separate=True)
+    assert count == tiny.BATCH * (len(row) - 1)
+    assert nll == pytest.approx(tiny.BATCH * expected, rel=1e-5)
+    joined, _ = loss_of(tokens)
+    assert joined != pytest.approx(nll, rel=1e-4), "attention must reach across when asked to"
+
+
+@pytest.mark.slow
+def test_a_padded_row_scores_as_its_documents():
+    """Padding adds nothing to the sum and nothing to the count, and no gradient."""
+    first, second = documents(1, (8, 10))
+    row = [*first, EOS, *second, EOS]
+    padded = row + [EOS] * (tiny.LENGTH - len(row))
+    nll, count = loss_of(jnp.asarray([padded] * tiny.BATCH, jnp.int32), separate=True, padded=True)
+    plain, plain_count = loss_of(jnp.asarray([row] * tiny.BATCH, jnp.int32), separate=True)
+    assert (nll, count) == (pytest.approx(plain, rel=1e-6), plain_count)
+
+
+@pytest.mark.slow
+def test_the_switch_reaches_the_compiled_step():
+    """`separate_documents` changes the loss of a step on rows with several documents."""
+    tokens = tiny.random_tokens(5)
+    tokens[:, 11::7] = EOS
+    losses = {}
+    for separate in (False, True):
+        program = tiny.program(separate_documents=separate)
+        placed = program.layout.place(tokens, tiny.BATCH)
+        losses[separate] = float(program.step(program.init(), placed)[1]["loss"])
+    assert losses[True] == pytest.approx(
+        loss_of(jnp.asarray(tokens), separate=True)[0] / tokens[:, 1:].size, rel=1e-5
+    )
+    assert losses[True] != pytest.approx(losses[False], rel=1e-4)
+    assert dataclasses.replace(tiny.TRAIN, separate_documents=True) != tiny.TRAIN

@@ -33,14 +33,6 @@ def test_parameters_between_steps(axes, mesh, wanted):
     assert assign(axes, AxisRules().params, ALONE | mesh) == wanted
 
 
-def test_a_rule_over_several_mesh_axes():
-    """The axis is divided by all of them, in order; a mesh axis serves an array once."""
-    rules = (("mlp", ("fsdp", "tensor")), ("embed", ("fsdp",)), ("embed", ("data",)))
-    mesh = {"data": 2, "fsdp": 4, "sequence": 1, "tensor": 2}
-    found = assign({"embed": 6, "mlp": 64}, rules, mesh)
-    assert found == {"mlp": ("fsdp", "tensor"), "embed": ("data",)}
-
-
 def test_an_axis_that_does_not_divide_is_refused():
     """Unless another axis of the array takes the devices."""
     with pytest.raises(InputError, match="embed 30 is not divisible by the 4 devices"):

@@ -1,1 +1,0 @@
-"""Tests of training/metrics/trackers."""
