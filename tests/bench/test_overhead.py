@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from tests.bench import overhead
 
 
+@pytest.mark.slow
 def test_a_short_measurement_has_a_line_for_every_part(capsys):
     """Two rounds of three steps of 2 ms."""
     overhead.main(["--rounds", "2", "--steps", "3", "--step-ms", "2"])

@@ -1,7 +1,5 @@
 """Sources are exact addresses."""
 
-import platform
-
 import pytest
 
 from data import source
@@ -24,11 +22,6 @@ def test_fineweb_edu_subsets(subset, files):
     assert source.fineweb_edu(subset) == pinned + files
 
 
-def test_fineweb_edu_takes_another_commit():
-    """The revision stands in the URL."""
-    assert "@" + "a" * 40 + "/" in source.fineweb_edu(revision="a" * 40)
-
-
 @pytest.mark.parametrize("revision", ["main", "87f0914", "A" * 40, ""])
 def test_a_revision_that_can_move_is_refused(revision):
     """A branch or a short hash does not name exact bytes."""
@@ -42,8 +35,3 @@ def test_an_unknown_subset_is_refused(subset):
     with pytest.raises(InputError, match="sample-10BT") as error:
         source.fineweb_edu(subset)
     assert repr(subset) in str(error.value)
-
-
-def test_python_documentation_names_the_running_version():
-    """The embedded source is the text of this Python."""
-    assert source.python_documentation() == f"python-docs://{platform.python_version()}"

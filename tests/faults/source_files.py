@@ -248,6 +248,6 @@ def flips(seed: int, count: int, workspace: Path) -> dict[str, Any]:
 FAULTS = {
     18: [
         Fault("bad source files", 2 * len(KINDS), 20 * len(KINDS), bad_files),
-        Fault("flipped bits under page checksums", 100, 1500, flips, slow=False),
+        Fault("flipped bits under page checksums", 40, 1500, flips, slow=False),
     ]
 }

@@ -48,21 +48,6 @@ def test_rows_are_cut_by_hand(sizes, length):
 
 
 @settings(max_examples=80, deadline=None)
-@given(sizes=sizes_of_shards, length=lengths)
-def test_every_token_but_the_last_few_is_in_one_row(sizes, length):
-    """No token comes twice; fewer than a row's worth is left out, from the end of the tails."""
-    tokens = Listed(sizes)
-    found = (
-        SequenceReader(tokens, length).read(np.arange(sum(sizes) // length)).reshape(-1).tolist()
-    )
-    assert len(set(found)) == len(found)
-    assert len(tokens.joined) - len(found) == sum(sizes) % length
-    left_out = set(tokens.joined) - set(found)
-    tails = {token for shard in tokens.shards for token in shard[len(shard) // length * length :]}
-    assert left_out <= tails
-
-
-@settings(max_examples=80, deadline=None)
 @given(data=st.data(), sizes=sizes_of_shards, length=lengths)
 def test_what_is_read_is_what_is_used(data, sizes, length):
     """Any rows in any order: no read crosses the end of a shard, none reads a token unused."""

@@ -56,13 +56,6 @@ def test_row_groups_are_cut_by_bytes(tmp_path, monkeypatch):
     ]
 
 
-def test_same_rows_same_bytes(tmp_path):
-    """Writing twice gives identical files."""
-    write(tmp_path / "a.parquet")
-    write(tmp_path / "b.parquet")
-    assert (tmp_path / "a.parquet").read_bytes() == (tmp_path / "b.parquet").read_bytes()
-
-
 def interrupted():
     """Two batches and an error."""
     yield from batches(2)

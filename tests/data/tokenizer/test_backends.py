@@ -11,8 +11,6 @@ from hypothesis import strategies as st
 from data.tokenizer import backends
 from data.tokenizer.backends import (
     CheckedEncoder,
-    FastEncoder,
-    OracleEncoder,
     strings,
     to_compare,
 )
@@ -251,17 +249,3 @@ def test_nulls_and_slices():
     assert backends.text_bytes(array[:0]) == b""
     with pytest.raises(InputError, match="1 nulls among 2"):
         strings(pa.array(["a", None]))
-
-
-def test_settings_for_cutting_and_padding_are_ignored():
-    """By the fast back end as by the oracle."""
-    pytest.importorskip("fastokens")
-    tokenizer = _tokenizer("gpt2")._tokenizer
-    plain = tokenizer.to_str()
-    tokenizer.enable_truncation(3)
-    cutting = tokenizer.to_str().encode()
-    tokenizer.no_truncation()
-    text = pa.array(["one two three four five six"])
-    assert cutting != plain.encode()
-    found = FastEncoder(cutting).encode(text)
-    assert by_text(found) == by_text(OracleEncoder(tokenizer).encode(text))

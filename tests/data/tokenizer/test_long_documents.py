@@ -127,11 +127,3 @@ def test_a_word_that_takes_gigabytes_is_refused(monkeypatch):
     assert len(list(trained.encode_documents([pa.array([prose])], encoder))) == 1
     with pytest.raises(InputError, match=r"begins with 'one ACAC.* has 4\d,\d{3} bytes in which"):
         list(trained.encode_documents([pa.array(["short", "one " + "AC" * 22_000])], encoder))
-
-
-def test_no_documents():
-    """Nothing in, nothing out."""
-    trained = tokenizer("gpt2")
-    assert list(trained.encode_documents([], trained.checked("tokenizers"))) == []
-    empty = pa.array([], pa.string())
-    assert list(trained.encode_documents([empty], trained.checked("tokenizers"))) == []
