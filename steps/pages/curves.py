@@ -261,7 +261,9 @@ def smoothed(values: Sequence[float], share: float = 0.02) -> list[float]:
 
 
 def readable(value: float) -> str:
-    """A number for an axis: 12k, 3.5M, 0.02."""
+    """A number for an axis: 12k, 3.5M, 0.02, 2e+18."""
+    if abs(value) >= 1e15:
+        return f"{value:.3g}"
     for size, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= size:
             return f"{value / size:.6g}{letter}"

@@ -130,7 +130,7 @@ def _loss_by_compute(law: ScalingLaw, bought: Sequence[Purchase]) -> Markup:
         x, y = [point.flops for point in own], [point.loss for point in own]
         curves.append(Curve(short(size), x, y, colour, "points"))
     x, y = [each.flops for each in bought], [each.loss.value for each in bought]
-    curves.append(Curve("budgets", x, y, INK, "points"))
+    curves.append(Curve("budgets", x, y, COLOURS[-1], "points"))
     return chart(curves, "nats per token", "training FLOPs", logarithmic="x")
 
 

@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any
 from xml.sax.saxutils import escape
 
-WIDTH, COLUMN, BOX, HEIGHT = 880, 125, 112, 36
-PLOT = (60, 190, 800, 200)  # left, top, width, height
+COLUMNS, COLUMN, BOX, HEIGHT = 4, 130, 112, 36  # of a line of the graph; more go back below it
+WIDTH, END = COLUMNS * COLUMN, 500
+PLOT = (40, 262, 470, 190)  # left, top, width, height
 STYLE = """
-text { font: 13px system-ui, sans-serif; fill: #24292f } .small { font-size: 11px; fill: #57606a }
+text { font: 13px system-ui, sans-serif; fill: #24292f } .small { font-size: 12px; fill: #57606a }
 rect { fill: #eef4fb; stroke: #2f6fab } path { fill: none; stroke: #57606a }
 .loss { stroke: #2f6fab } .grid { stroke: #d0d7de } circle { fill: #bc4c00 }
 .entropy { stroke-dasharray: 4 4 }
@@ -38,7 +39,7 @@ def main(store: Path) -> None:
     headline = next(m["result"]["headline"] for m in manifests.values() if m["label"] == "report")
     entropy = float(re.search(r"unigram entropy ([\d.]+)", headline[0])[1])
     parts = [*graph(manifests), *curve(rows, entropy)]
-    size = f'width="{WIDTH}" height="430" viewBox="0 0 {WIDTH} 430"'
+    size = f'width="640" viewBox="0 0 {WIDTH} {END}"'
     print(f'<svg xmlns="http://www.w3.org/2000/svg" {size}>\n<style>{STYLE}</style>')
     print("\n".join(parts), "\n</svg>", sep="")
 
@@ -53,19 +54,25 @@ def graph(manifests: dict[str, Any]) -> Iterator[str]:
     columns: dict[int, list[str]] = {}
     for name in sorted(manifests):
         columns.setdefault(column(name), []).append(name)
-    place = {
-        name: (5 + x * COLUMN, 62 + (y - (len(names) - 1) / 2) * 62)
-        for x, names in columns.items()
-        for y, name in enumerate(names)
-    }
+    place = {}
+    for number, names in columns.items():
+        line, x = divmod(number, COLUMNS)
+        x = COLUMNS - 1 - x if line % 2 else x
+        for y, name in enumerate(names):
+            place[name] = (9 + x * COLUMN, 40 + line * 105 + (y - (len(names) - 1) / 2) * 62)
     for name, (x, y) in place.items():
         for before in inputs[name]:
-            left, middle = place[before][0] + BOX, place[before][1] + HEIGHT / 2
-            blocked = any(left < x0 < x - BOX and y0 == y for x0, y0 in place.values())
-            bend = f"{left + 8} {middle} {x - 8} {y + HEIGHT / 2}"
-            if blocked:
-                bend = f"{left + 10} {middle - 55} {x - 10} {y - 37}"
-            yield f'<path d="M{left} {middle} C{bend} {x} {y + HEIGHT / 2}"/>'
+            x0, y0 = place[before]
+            middle, end = y0 + HEIGHT / 2, y + HEIGHT / 2
+            if column(before) // COLUMNS != column(name) // COLUMNS:
+                yield f'<path d="M{x0 + BOX / 2} {y0 + HEIGHT}L{x + BOX / 2} {y}"/>'
+                continue
+            side = 1 if x > x0 else -1
+            left, right = (x0 + BOX, x) if x > x0 else (x0, x + BOX)
+            bend = f"{left + side * 9} {middle} {right - side * 9} {end}"
+            if any(y1 == y and min(x0, x) < x1 < max(x0, x) for x1, y1 in place.values()):
+                bend = f"{left + side * 10} {middle - 48} {right - side * 10} {end - 48}"
+            yield f'<path d="M{left} {middle}C{bend} {right} {end}"/>'
     for name, (x, y) in place.items():
         label, seconds = manifests[name]["label"], manifests[name]["seconds"]
         yield f'<rect x="{x}" y="{y}" width="{BOX}" height="{HEIGHT}" rx="6"/>'

@@ -87,7 +87,7 @@ def test_the_report_has_what_people_look_at(store):
     ).decode()
     for label in ("sample", "tokenize", "block_shuffle", "train", "evaluate", "generate"):
         assert f'class="name">{label}<' in page
-    assert page.count("<svg") == 9
+    assert page.count("<svg") == 8
     assert "unigram entropy" in page
     assert "learning_rate" in page
     assert not re.search(r'(src|href)="http', page)
