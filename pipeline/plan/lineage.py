@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from pipeline.errors import CorruptOutput
 from pipeline.store import storage
@@ -11,8 +11,7 @@ from pipeline.store.manifest import Manifest, readable, resolve_ref
 from pipeline.store.parallel import by_item
 
 
-@dataclass(frozen=True)
-class Ancestor:
+class Ancestor(NamedTuple):
     """One published output of a lineage."""
 
     path: str

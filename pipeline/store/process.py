@@ -58,8 +58,7 @@ def is_gone(record: dict[str, Any]) -> bool:
 def start_of(pid: int) -> float | None:
     """When a process of this host started, in seconds since boot; None when that is not known."""
     try:
-        # In this order psutil derives both times from one reading of the wall clock, so setting the
-        # clock does not change their difference.
+        # In this order both times are of one reading of the wall clock, whenever that is set.
         boot = psutil.boot_time()
         process = psutil.Process(pid)
         if process.status() in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD):

@@ -1,4 +1,4 @@
-"""Names of steps, as flags take them and outputs show them."""
+"""Names of steps, as flags take them and outputs show them; the size of what a plan says."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from pipeline import InputError, named, select, sweep
+from pipeline import Experiment, InputError, named, select, sweep
 from pipeline.graph.order import topological
 from pipeline.graph.step import as_node
 from pipeline.plan.state import pick, with_force
+from tests.bench import engine_graphs
+from tests.bench.engine_steps import build
 from tests.pipeline.helpers import bring_up, result
 from tests.pipeline.toy import Scale, numbers, scaled, total
 
@@ -111,3 +113,24 @@ def test_a_selection_names_its_candidates_as_this_graph_does(tmp_path):
     assert [row["step"] for row in table] == ["scaled[A]", "scaled[B]"]
     renamed = chosen({"left": 1, "right": 2}, "max")
     assert said(renamed)[0] == "best by sum: scaled[right] (12)", "and it was a hit"
+
+
+def test_a_reason_does_not_repeat_the_reasons_behind_it(tmp_path, monkeypatch, capsys):
+    """Twelve layers of two steps, each reading both of the layer before; the first one changes.
+
+    The cause reaches the last layer by 2^10 paths and more, and is to be named, not listed.
+    """
+    monkeypatch.setitem(engine_graphs.SHAPES, "24", (12, 2))
+
+    def command(verb: str, graph: str) -> list[str]:
+        arguments = [verb, "--prefix", str(tmp_path), "--executor", "inline"]
+        with pytest.raises(SystemExit) as stop:
+            Experiment(build).main([*arguments, "--graph", graph])
+        assert stop.value.code == 0
+        return capsys.readouterr().out.splitlines()
+
+    command("run", "24")
+    told = command("plan", "24" + engine_graphs.CHANGED)
+    last = next(line for line in told if " step-011-000 " in line)
+    assert "salt: 0 -> 1" in last
+    assert max(len(line) for line in told) < 1_000

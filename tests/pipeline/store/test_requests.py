@@ -73,12 +73,12 @@ def test_a_body_that_maps_often_reads_each_record_twice_at_most(server):
 def test_verify_takes_one_listing_whatever_the_number_of_shards(server):
     """Every shard's files are in it."""
     listings = []
-    for shards in (2, 3, 30):
+    for shards in (2, 12):
         path, found = published(shards)
         before = len(server.log)
         assert list(integrity.problems(path, found)) == []
         listings.append(sum(kind(*sent[:3]) == "list" for sent in server.log[before:]))
-    assert listings == [1, 1, 1]
+    assert listings == [1, 1]
 
 
 def test_verify_finds_by_one_listing_what_each_shard_has_and_lacks(server):
@@ -178,7 +178,7 @@ def test_a_plan_of_a_bucket_says_what_a_plan_of_a_disk_says(server, tmp_path):
     def graph(factor: int):
         source = numbers(count=4)
         first = scaled(source, scale=Scale(factor))
-        ends = [total(scaled(first, scale=Scale(k)), source) for k in range(2, 6)]
+        ends = [total(scaled(first, scale=Scale(k)), source) for k in (2, 3)]
         return [as_node(end) for end in ends]
 
     said = []
