@@ -42,7 +42,7 @@ def random_configs(seed: int, count: int, workspace: Path) -> dict[str, Any]:
         save(folder, built, config, tokenizer)
         try:
             what = f"{kind} {shown(change)}"
-            ours, line = refusal(lambda: open_hf(str(folder)))
+            ours, line = refusal(lambda: open_hf(str(folder))[0])
             written, gguf_line = refusal(lambda: gguf(folder, workspace))
             if line is not None:
                 figures["refused"] += 1

@@ -170,7 +170,7 @@ def random_tensors(seed: int, count: int, workspace: Path) -> dict[str, Any]:
         folder = shutil.copytree(first, workspace / "model")
         try:
             done = damaged(folder, draw, other)
-            ours, line = refusal(lambda: open_hf(str(folder)))
+            ours, line = refusal(lambda: open_hf(str(folder))[0])
             if line is not None:
                 figures["refused"] += 1
                 assert "safetensors" in line or "tensor" in line or "weight" in line, line
