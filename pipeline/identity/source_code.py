@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 
 from pipeline.identity.source_file import SourceFile, digest_of
 
+_NAMED = 3  # files named in a message
 _DEPTH = 8  # of nested containers whose values count
 _LOADS = {"LOAD_GLOBAL", "LOAD_NAME"}
 _ALIKE = 0.5  # share of common statements from which two files are versions of one
@@ -292,19 +293,25 @@ def other_step(function: Callable[..., Any], recorded: Mapping[str, Any]) -> str
 
     A step is the same when its file is still part of the code; where the file was moved, or lies in
     another folder, when at least half of the statements of the two files are the same. `recorded`
-    is its `record` when the output was built.
+    is its `record` when the output was built. Earlier versions recorded no definition; then one of
+    the sources must be the same.
     """
-    defined, start = recorded.get("defined"), _start(function)
-    if start is None or not defined:
+    sources, defined, start = recorded.get("sources"), recorded.get("defined"), _start(function)
+    if start is None or not sources:
         return ""
-    file = defined["file"]
-    there = os.path.join(defined["folder"], os.path.basename(file))
-    if start[0] == there or not (mine := definition(function)):
+    if defined and start[0] == os.path.join(defined["folder"], os.path.basename(defined["file"])):
         return ""
+    now = _files_of(function)
+    if not defined:
+        meanings = {file.meaning for _, file in now.values()}
+        known = any(name in now or each[1] in meanings for name, each in sources.items())
+        return "" if known or not now else ", ".join(list(sources)[:_NAMED])
+    mine, file = definition(function), defined["file"]
     # A bare name such as train.py says little: many people have one.
-    if file in _files_of(function) and ("/" in file or defined["folder"] == mine["folder"]):
+    if not mine or (file in now and ("/" in file or defined["folder"] == mine["folder"])):
         return ""
     a, b = set(mine["statements"]), set(defined["statements"])
+    there = os.path.join(defined["folder"], os.path.basename(file))
     return "" if len(a & b) >= _ALIKE * len(a | b) else there
 
 

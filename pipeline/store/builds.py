@@ -106,13 +106,20 @@ def other_codes(ledger: Ledger) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True)
 class OtherCode:
-    """Shards of a build that were written by other code than now; `files` names what differs."""
+    """Shards of a build that were written by other code than the step's code is now.
+
+    `unknown` are those whose record does not say what code wrote them; `files` names the source
+    files that differ.
+    """
 
     shards: tuple[str, ...] = ()
+    unknown: tuple[str, ...] = ()
     files: str = ""
 
     def with_(self, other: OtherCode) -> OtherCode:
-        return OtherCode(self.shards + other.shards, other.files or self.files)
+        return OtherCode(
+            self.shards + other.shards, self.unknown + other.unknown, other.files or self.files
+        )
 
     @property
     def code(self) -> str:
@@ -124,11 +131,18 @@ class OtherCode:
 
     def lines(self, of: int, *, keep: bool) -> tuple[list[str], list[str]]:
         """(lines on shards that are kept, on those that are built again), of `of` shards."""
-        if not self.shards:
-            return [], []
-        what = "kept (--keep-shards)" if keep else "built again"
-        line = f"{len(self.shards)} of {of} shards were built by {self.code}: {what}"
-        return ([line], []) if keep else ([], [line])
+        kept: list[str] = []
+        again: list[str] = []
+        if self.shards:
+            what = "kept (--keep-shards)" if keep else "built again"
+            line = f"{len(self.shards)} of {of} shards were built by {self.code}: {what}"
+            (kept if keep else again).append(line)
+        if self.unknown:
+            kept.append(
+                f"{len(self.unknown)} of {of} shards were built by an earlier version, which did "
+                "not record their code: kept; --force builds them again"
+            )
+        return kept, again
 
 
 def is_mixed(ledger: Ledger) -> bool:
@@ -154,8 +168,11 @@ def other_code(
             then = _read_code(ledger, code).get("sources") or {}
             names = then.keys() | now.keys() if then else ()
             files |= {n for n in names if then.get(n, [0, 0])[1] != now.get(n, [0, 0])[1]}
-    shards = tuple(name for name, record in records.items() if record.code in codes)
-    return OtherCode(shards, named(sorted(files)))
+    return OtherCode(
+        tuple(name for name, record in records.items() if record.code in codes),
+        tuple(name for name, record in records.items() if not record.code),
+        named(sorted(files)),
+    )
 
 
 def named(files: Sequence[str]) -> str:

@@ -23,6 +23,7 @@ from pipeline.store.decode import Stored, decode, to_json
 from pipeline.store.shards import Shard, ShardTable, Table, check_sizes
 
 SCHEMA = 5
+_READ = (4, SCHEMA)  # before 5 a manifest had all of its shards itself, and no `needs`
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e11)]  # within the calendar's range
 NAME = "manifest.json"
 SOURCES = "sources"  # next to the manifest: directory of listings
@@ -219,7 +220,7 @@ def parse(url: str, path: str) -> Manifest | None:
         raise CorruptOutput(f"{url}: not readable JSON ({reason}); {_AWAY}") from error
     try:
         schema = tree.pop("schema", None) if isinstance(tree, dict) else None
-        if type(schema) is int and schema != SCHEMA:
+        if type(schema) is int and schema not in _READ:
             raise CorruptOutput(f"{url}: schema {schema}, this version reads {SCHEMA}; {_AWAY}")
         if type(schema) is not int:
             raise ValueError(f"schema {schema!r}")

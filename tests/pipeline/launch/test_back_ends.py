@@ -1,4 +1,4 @@
-"""Generated configurations: as recorded; launches that cannot work are refused."""
+"""Generated configurations: as recorded, accepted by the tools' schemas; wrong ones refused."""
 
 from __future__ import annotations
 
@@ -8,14 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from pipeline import pod
 from pipeline.cli import launch, options
 from pipeline.cli.launch import BACK_ENDS
 from pipeline.errors import InputError, UsageError
-from pipeline.launch import TARGETS
+from pipeline.launch import TARGETS, kuberay, sky
 from pipeline.launch.job import Job, Provisioning, job_name
 from tests.pipeline.launch import pod_toy
+from tests.pipeline.launch.shapes import RAY_JOB, SKY, impossible, refusal
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "launch"
 ZONE, IMAGE = "us-east5-b", "us-docker.pkg.dev/project/repository/ponente:1"
@@ -46,6 +48,23 @@ def test_what_is_made_is_as_recorded(name):
     parts += ["==> commands", *made.commands, "==> undo", *made.undo]
     parts += ["==> later", *made.after]
     assert "\n".join(parts) + "\n" == (GOLDEN / f"{name}.txt").read_text()
+
+
+EVERY = [f"{g}-{n}" for g, n in (("v6e", 1), ("v6e", 8), ("v6e", 16), ("v6e", 256), ("v5e", 16))]
+EVERY += ["v5p-8", "v5p-32", "v4-16", "2xv6e-16", "3xv6e-8", "8xh100", "2x8xh100", "4x8xb200"]
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_every_configuration_fits_the_schemas_and_describes_a_slice_that_exists(name):
+    """By what is written down here, and by Ray."""
+    wanted = job(name, spot=True)
+    slices = wanted.hardware.slices
+    made = [(kuberay.provision, RAY_JOB), *([(sky.provision, SKY)] if slices == 1 else [])]
+    for provision, schema in made:
+        text = next(t for f, t in provision(wanted).files.items() if f.endswith(".yaml"))
+        tree = yaml.safe_load(text)
+        assert refusal(tree, schema) == ""
+        assert impossible(tree, slices) == ""
 
 
 def test_one_host_needs_no_policy_and_one_slice_is_a_node():

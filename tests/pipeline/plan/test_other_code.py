@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -146,6 +147,24 @@ def test_force_after_a_repair_keeps_no_shard(store, file):
     node = mapped(file, 100)
     warned(store, node, force=("work",))
     assert result(store, node)["values"] == [0, 100, 200, 300]
+
+
+def test_shards_of_an_earlier_version_are_kept_with_a_warning(store, file):
+    """Their records have no code; an upgrade is no edit of the step."""
+    node = mapped(file, 100)
+    (ledger,) = ledgers(path(store, node))
+    for name in ledger.names():
+        url = Path(storage.join(ledger.directory, name))
+        if name.endswith(".json"):
+            tree = json.loads(url.read_text())
+            del tree["code"]
+            url.write_text(json.dumps(tree))
+        elif name.endswith("-.code"):
+            url.unlink()
+    (line,) = planned(store, node).warnings
+    assert "2 of 4 shards were built by an earlier version" in line
+    assert line == f"work: {warned(store, node)[0]}"
+    assert result(store, node)["values"] == [0, 10, 200, 300]
 
 
 def typed(factor: int, bad: int | None, note: str = "") -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from pipeline.errors import InputError, StepFailed
@@ -12,6 +13,7 @@ from pipeline.execute.reference import adopt, choose
 from pipeline.graph.step import as_node
 from pipeline.plan.plan import Planned, plan
 from pipeline.plan.state import read_state
+from pipeline.store import manifest, storage
 from pipeline.store.outputs import Store
 from tests.pipeline.code_versions import load, mapped
 from tests.pipeline.helpers import bring_up, result
@@ -147,3 +149,20 @@ def test_the_output_of_another_step_can_be_adopted(store, tmp_path, own):
     seen = read_state([*mine.inputs.values(), mine], places)
     adopt(places, mine, seen, choose(places, mine, seen, None))
     assert plan([mine], places)[-1].status == "hit"
+
+
+def test_an_output_of_an_earlier_version_is_refused_without_a_common_file(store, tmp_path):
+    """It did not record which of its files the step is in."""
+    mine = as_node(node(tmp_path / "us" / "second.py", OURS))
+    path = storage.join(store, mine.directory)
+    found = manifest.load(path)
+    assert found is not None
+
+    def recorded(sources: dict[str, list[str]]) -> str:
+        old = msgspec.structs.replace(found, provenance={"sources": sources})
+        storage.write_atomic(storage.join(path, manifest.NAME), old.to_bytes())
+        return planned(store, mine).status
+
+    assert recorded({"first.py": ["0", "1"]}) == "foreign"
+    assert recorded({"first.py": ["0", "1"], "tests/pipeline/toy.py": ["0", "1"]}) == "hit"
+    assert recorded({}) == "hit"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 
 import pytest
@@ -213,3 +214,18 @@ def test_the_lines_that_a_copy_shows_name_its_own_files(stores):
     (line,) = found.result["headline"]
     page = line.removeprefix("page: ").replace(OUTPUT, path)
     assert storage.read_bytes(page) == b"page"
+
+
+def test_an_old_output_brings_all_of_its_inputs_that_are_there(stores):
+    """Its manifest does not say which ones it needs."""
+    team, own = stores
+    bring_up(team, order(_cut()))
+    for wanted in (order(_cut()), _cut()):
+        url = f"{_found(team, wanted)[0]}/manifest.json"
+        tree = json.loads(storage.read_bytes(url))
+        del tree["needs"]
+        storage.write_atomic(url, json.dumps(tree).encode())
+    shutil.rmtree(_found(team, numbers(count=10))[0])
+    bring_home(own, *_found(team, order(_cut())))
+    _leave(stores, order(_cut()))
+    assert sum(Order(*_found(own, order(_cut()))).input("numbers", Numbers).values()) == 45

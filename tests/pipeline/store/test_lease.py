@@ -137,6 +137,16 @@ def test_a_live_holder_is_waited_for_until_it_publishes(tmp_path):
     held.release()
 
 
+def test_a_recycled_process_id_is_not_the_holder(tmp_path):
+    """A live process with the holder's id but another start time does not hold the lease."""
+    owner = {**process.this(), "process_start": 1.0}
+    (tmp_path / "leases").mkdir()
+    (tmp_path / "leases" / "000001.json").write_text(json.dumps(owner))
+    got = _acquire(tmp_path, waiting=_never)
+    assert got.number == 2
+    got.release()
+
+
 def test_a_beating_foreign_holder_is_not_taken_over(tmp_path, monkeypatch):
     """As long as the count changes, silence does not begin, whatever any clock says."""
     monkeypatch.setattr(lease, "STALE_SECONDS", 0.3)

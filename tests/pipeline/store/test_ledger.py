@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import unquote
@@ -74,6 +75,17 @@ def test_a_claimed_shard_keeps_the_code_that_wrote_it(old):
     assert new.look("part") == Record("000002-b", shard, "old")
     new.drop("part", "000002-b")
     assert new.look("part") is None
+
+
+def test_a_record_of_an_earlier_version_is_reused(old):
+    """It has no code; an upgrade is no edit of the step."""
+    url = Path(old.record("part"))
+    tree = json.loads(url.read_text())
+    del tree["code"]
+    url.write_text(json.dumps(tree))
+    new = Ledger(old.root, code="new")
+    assert new.look("part").code == ""
+    assert list(new.finished()) == ["part"]
 
 
 @pytest.fixture

@@ -64,6 +64,13 @@ def test_a_number_that_is_none_is_refused_before_it_is_written(tmp_path):
         Ledger(str(tmp_path)).add("b", f"{tmp_path}/attempts/1/shards/a", {"x": float("inf")})
 
 
+def test_another_key_in_the_same_place_is_refused(tmp_path):
+    """The full key is compared, not only the part in the path."""
+    _publish(tmp_path)
+    with pytest.raises(CorruptOutput, match="expected"):
+        load_verified(str(tmp_path), "k" * 63 + "x")
+
+
 def test_content_digest_depends_on_content_alone(tmp_path):
     """Equal files give equal digests in another attempt and place; a changed byte does not."""
     first = _publish(tmp_path / "one")
@@ -87,6 +94,20 @@ def test_content_digest_ignores_measurements_and_believes_a_format_about_its_con
     other = msgspec.structs.replace(said, files=())
     assert digests.content((said,), {}, {}) == digests.content((other,), {}, {})
     assert digests.content((said,), {}, {}) != digests.content((shard,), {}, {})
+
+
+def test_the_first_record_of_a_shard_stands(tmp_path):
+    """Two attempts at one shard: the ledger keeps the first, and tells the second."""
+    ledger = Ledger(str(tmp_path))
+    for attempt in ("1", "2"):
+        with storage.open_write(f"{tmp_path}/attempts/{attempt}/x") as file:
+            file.write(attempt.encode())
+    first = ledger.add("part/0", f"{tmp_path}/attempts/1", {"n": 1})
+    second = ledger.add("part/0", f"{tmp_path}/attempts/2", {"n": 2})
+    assert first == second == ledger.find("part/0")
+    assert list(ledger.finished()) == ["part/0"]
+    ledger.drop("part/0", "1")
+    assert ledger.finished() == {}
 
 
 def test_what_was_measured_while_it_was_written_is_not_read_again(tmp_path, monkeypatch):

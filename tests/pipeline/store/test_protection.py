@@ -15,7 +15,7 @@ from pipeline.graph.order import topological
 from pipeline.graph.step import as_node
 from pipeline.store import lease, run_summary, storage
 from pipeline.store.garbage import delete, find_garbage
-from pipeline.store.left_overs import Tree, unneeded
+from pipeline.store.left_overs import Tree, tidy, unneeded
 from pipeline.store.manifest import NAME, load
 from pipeline.store.outputs import Store
 from pipeline.store.protection import Keep
@@ -266,6 +266,17 @@ def test_a_model_keeps_its_tokenizer():
     assert not TokenCache.needs_input("documents")
 
 
+def test_an_output_of_before_keeps_all_of_its_inputs(tmp_path):
+    """Its manifest does not say which ones it needs."""
+    store, made = str(tmp_path), clamp(numbers(count=10), limit=100)
+    bring_up(store, made)
+    url = tmp_path / as_node(made).directory / NAME
+    tree = json.loads(url.read_bytes())
+    del tree["needs"]
+    url.write_text(json.dumps(tree))
+    assert _collect(store, keep=Keep(False, 0.0, ("clamp",))) == set()
+
+
 def test_thousands_of_outputs_are_deleted_by_few_threads(tmp_path):
     """A lease is held while its output is deleted, and no longer."""
     for number in range(60):
@@ -327,3 +338,16 @@ def test_tidying_takes_work_in_proportion_to_the_shards():
 
     few, many = work(200), work(800)
     assert many < 4.5 * few
+
+
+def test_tidying_keeps_the_manifests_that_rebuilds_replaced(tmp_path):
+    """Whoever reads them, and whoever tidies."""
+    store, source = str(tmp_path), noise(numbers(count=4))
+    bring_up(store, source)
+    root = tmp_path / as_node(source).directory
+    old = load(str(root)).shards[0].root
+    bring_up(store, source, force=("noise",))
+    held = lease.acquire(str(root), published=lambda: False, waiting=lambda _: None)
+    tidy(str(root), held, f"{held.number:06d}-mine", lost=True)
+    held.release()
+    assert (root / old).exists()

@@ -46,6 +46,15 @@ def _published(store: str) -> tuple[Path, Manifest]:
     return path, found
 
 
+def _rewrite_as_before(path: Path) -> None:
+    """Rewrite the manifest with its shards in itself, as it was before there were tables."""
+    found = load(str(path))
+    tree = {**json.loads((path / manifest.NAME).read_bytes()), "schema": 4}
+    tree["shards"] = msgspec.to_builtins(tuple(found.shards))
+    (path / manifest.NAME).write_text(json.dumps(tree))
+    (path / found.shards.table.path).unlink()
+
+
 def test_many_shards_are_in_a_table_and_few_in_the_manifest(tmp_path):
     """Read back, they are the shards that were recorded, and the content digest knows no table."""
     path, found = _published(str(tmp_path))
@@ -77,6 +86,21 @@ def test_a_shard_is_found_by_name_and_by_the_beginning_of_its_name(tmp_path):
     assert artifact.shards("part/9") == artifact.shards("a") == []
     with pytest.raises(KeyError, match=r"no shard 'part/9'.*'part/004'\] and 2 more"):
         found.shard("part/9")
+
+
+def test_a_manifest_from_before_there_were_tables_is_as_good(tmp_path):
+    """It is a hit, is not rewritten, and its content is the same."""
+    path, found = _published(str(tmp_path))
+    each = tuple(found.shards)
+    _rewrite_as_before(path)
+    before = (path / manifest.NAME).read_bytes()
+    assert executed(str(tmp_path), total(_wanted())) == ["total"]
+    old = load(str(path))
+    assert old.shards == each
+    assert (old.content, old.size, len(old.shards)) == (found.content, found.size, MANY)
+    assert old.shard("part/006").name == "part/006"
+    assert (path / manifest.NAME).read_bytes() == before
+    assert list(integrity.problems(str(path), old)) == []
 
 
 @pytest.mark.parametrize(
