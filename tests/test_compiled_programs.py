@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+import pytest
 
 from tests import conftest
 
 
+@pytest.mark.slow
 def test_programs_are_dropped_before_the_maps_run_out(monkeypatch):
     """Below the limit nothing is dropped; above it, what twenty shapes were compiled to."""
     run = jax.jit(lambda x: jnp.sin(x) + 1)

@@ -40,6 +40,7 @@ def runnable(line: str) -> str:
     return DEMO if line == "make demo" else line.replace(".venv/bin/", "")
 
 
+@pytest.mark.slow
 def test_the_makefile_runs_what_the_readme_says():
     """`make demo` is the smoke preset of the 200M experiment."""
     dry = subprocess.run(

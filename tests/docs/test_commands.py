@@ -124,6 +124,7 @@ def _verb(verb: str, of: Declaration[Any] | None, arguments: list[str]) -> None:
         assert flags.zone or flags.on == "sky", "launch: give --zone"
 
 
+@pytest.mark.slow
 def test_commands_parse(values_later):
     """Verbs exist, and the flags are their own, the experiment's or a preset's; so do values."""
     commands = ours()

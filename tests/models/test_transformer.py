@@ -90,6 +90,7 @@ def test_rows_longer_than_the_learned_positions_are_refused():
         model.hidden(small.named(small.tokens(position=9)))
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=20)
 @given(changed=st.integers(0, 11), new=st.integers(0, 60), seed=st.integers(0, 3))
 def test_the_future_does_not_influence_the_past(changed, new, seed):

@@ -134,6 +134,7 @@ def test_an_accelerator_that_jax_does_not_see_is_a_warning(listed, shown, platfo
     assert says in f"{finding.found} {finding.advice}"
 
 
+@pytest.mark.slow
 def test_jax_lists_its_devices_in_a_process_of_its_own(monkeypatch):
     """As the environment says, and without jax in this process's way."""
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")

@@ -34,6 +34,7 @@ def graph(count: int = 10, limit: int | None = 100, rates: Rates = Rates(), fact
 TOY = Experiment(graph, wide={"count": 20})
 
 
+@pytest.mark.slow
 def test_a_run_returns_the_artifact_the_function_returns(tmp_path):
     """Sum of 0..19 and of three times that; the second run publishes nothing new."""
     store = str(tmp_path)

@@ -215,6 +215,7 @@ def test_what_the_compiler_cannot_take_is_an_input_error(tmp_path, monkeypatch):
         module.check(SMALL, OptimizerConfig(learning_rate=1e-3), train, "v6e-3", str)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("code", "reason"),
     [

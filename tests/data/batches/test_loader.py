@@ -99,6 +99,7 @@ def settled(fake):
     return read
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prefetch", [1, 3, 40])
 def test_prefetch_is_bounded_in_batches(prefetch):
     """However slow the consumer, only so many batches are read ahead; room is used again."""

@@ -133,6 +133,7 @@ def test_what_does_not_pass_is_not_tried_again(hub, kind, error):
         hub.faults = Faults()
 
 
+@pytest.mark.slow
 def test_retry_after_is_honoured(hub):
     """No request before the time that the server asked for, and none after the patience ends."""
     hub.faults = Faults(1.0, ("429 wait",), retry_after=1)
@@ -280,6 +281,7 @@ def test_a_login_in_an_address_is_refused():
     assert "password" not in str(error.value)
 
 
+@pytest.mark.slow
 def test_a_listing_that_fails_is_never_an_empty_one(hub):
     """Whatever client swallows errors: listed in full or a StorageError, at any rate of faults."""
     for place in (f"{hub.source}/data/*.parquet", *places(hub), hub.web("data/*.parquet")):

@@ -83,6 +83,7 @@ def test_touched_and_moved_files_are_the_same_and_others_are_not(tmp_path):
     assert len({first, changed, listed(folder / "*.parquet").digest}) == 3
 
 
+@pytest.mark.slow
 def test_a_large_file_written_anew_has_another_digest(big):
     """Of the same size: other texts everywhere, or only another footer."""
     first = listed(big).digest
@@ -213,6 +214,7 @@ def test_a_source_without_files_is_refused(tmp_path, source):
         listed(tmp_path / source)
 
 
+@pytest.mark.slow
 def test_what_cannot_change_is_pinned_and_asked_of_nobody():
     """A full commit of the hub, and the text inside this Python; another Python's is refused."""
     with FakeHub({"x.parquet": b"x"}) as hub:
@@ -264,6 +266,7 @@ def test_files_of_a_web_server_are_listed_by_etag():
         assert listed(hub.web("a/x.parquet")).files == first.files[:1]
 
 
+@pytest.mark.slow
 def test_a_store_that_does_not_answer_is_given_up_in_time(monkeypatch):
     """With what went wrong last, not only that the time is over.
 

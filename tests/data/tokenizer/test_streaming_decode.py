@@ -106,6 +106,7 @@ def text_of(name: str, ids: list[int], whole: str) -> str:
     return max((text for text in begun if whole.startswith(text)), key=len)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", KEEPING)
 @settings(max_examples=30)
 @given(text=SCRIPTS, cut=st.integers(1, 80), cuts=st.lists(st.integers(0, 80), max_size=9))

@@ -60,6 +60,7 @@ def test_training_is_deterministic_across_processes_and_threads(content):
     assert out.stdout.decode().strip() == hashlib.sha256(content).hexdigest()
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(st.lists(st.text(st.characters(exclude_categories=["Cs"])), max_size=5))
 def test_round_trip_and_bytes(batch):

@@ -39,6 +39,7 @@ def added_space(name):
     return name in ("llama2", "unigram")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", KEEPING)
 def test_ids_are_the_librarys_and_eos_is_found(name):
     """Of whole documents, with nothing added and nothing left out."""

@@ -160,6 +160,7 @@ def test_positions_heads_and_batch_over_devices():
         assert difference((1, 512, 2, 2, 64), mesh_axes=mesh_axes, **options) < 1e-5
 
 
+@pytest.mark.slow
 def test_axis_order_does_not_matter():
     """Inputs as the projections make them, features first."""
     q, k, v, _ = inputs(1, 128, 2, 2, 64)
@@ -215,6 +216,7 @@ def count(program, primitive):
     return here + sum(count(part, primitive) for part in inner if hasattr(part, "eqns"))
 
 
+@pytest.mark.slow
 def test_saved_residuals_spare_the_second_forward_kernel():
     """Full recomputation runs the forward kernel twice, saving its residuals once."""
     saving = kernel_calls("save:queries,keys,values,attention_residuals")

@@ -18,6 +18,7 @@ STORED = [("embed", "mlp"), ("mlp", "embed")]
 # Each with the product's axis at every place.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("order", "stored"),
     [(order, STORED[n in (1, 2, 5)]) for n, order in enumerate(itertools.permutations(SIZES))],

@@ -45,6 +45,7 @@ def test_every_setting_gives_the_same_gradients(remat):
     assert small.relative(got, plain_gradient()) < 2e-6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "unroll", "barriers"),
     [
@@ -98,6 +99,7 @@ def saved_bytes(remat) -> int:
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(backward))
 
 
+@pytest.mark.slow
 def test_settings_differ_in_what_they_keep():
     """Bytes kept for the backward pass grow from full over named values to none."""
     order = ("full", "save:gate", "save:gate,up", "attention", "matmuls", "none")

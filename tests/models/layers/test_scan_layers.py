@@ -59,6 +59,7 @@ def test_windows_repeat_the_pattern(pattern, layers, window):
     assert len(config.windows) == layers
 
 
+@pytest.mark.slow
 @settings(max_examples=15)
 @given(data=st.data())
 def test_layers_are_applied_in_order(data):
@@ -134,6 +135,7 @@ def test_the_program_scans_cycles():
     assert turns(small.config(layers=6), 3) == [(6, 3)]
 
 
+@pytest.mark.slow
 def test_gather_is_applied_to_every_layer():
     """The hook sees each block before it is used and its result is what is used."""
     model, rows = small.model(), small.named(small.tokens())

@@ -47,6 +47,7 @@ def test_loss_equals_the_oracle(changes):
     }
 
 
+@pytest.mark.slow
 def test_scores_of_tokens_equal_the_oracle():
     """Position i has the nll of token i + 1, the last position 0; and whether that is the best."""
     model, rows = small.model(), small.tokens()

@@ -51,6 +51,7 @@ def check(gradients, sums, arrays, cap):
     assert not np.asarray(head_bar[IDS:]).any()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("cap", "chunks"), [(None, 3), (1.5, 1)])
 def test_padding_has_no_loss_and_no_gradient(cap, chunks):
     """In chunks of positions, with a z-loss and both with and without a soft cap."""

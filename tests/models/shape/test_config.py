@@ -28,6 +28,7 @@ def arrays_of(config):
     return jax.tree.leaves(shapes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changes", small.VARIANTS.values(), ids=small.VARIANTS.keys())
 def test_parameter_count_is_the_size_of_the_arrays(changes):
     """The count known before a run equals the number of numbers the model holds."""

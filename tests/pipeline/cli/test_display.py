@@ -297,6 +297,7 @@ def test_a_table_fits_its_width(live, width):
     assert width > 79 or "100 s left" in fit or "2 min left" in fit
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("rows", "columns"), [(30, 100), (10, 40)])
 def test_on_a_real_terminal(rows, columns, tmp_path):
     """Every step with its end, no broken table; the cursor and the modes are as they were."""
@@ -318,6 +319,7 @@ def test_on_a_real_terminal(rows, columns, tmp_path):
     assert table[5].startswith("2/5 steps  1 failed")
 
 
+@pytest.mark.slow
 def test_a_pipe_gets_plain_lines(tmp_path):
     """The same run with its output on a pipe."""
     with Terminal(

@@ -225,6 +225,7 @@ def _press(marks, at):
         os.kill(os.getpid(), signal.SIGINT)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("times", "error", "kept"), [(1, Cancelled, 2), (2, KeyboardInterrupt, 1)])
 def test_a_run_in_python_is_stopped_by_one_and_ended_by_two(tmp_path, times, error, kept):
     """One lets the shard in flight finish; then all is as before, and the next run resumes."""

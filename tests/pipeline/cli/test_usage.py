@@ -103,6 +103,7 @@ def _command(monkeypatch, capsys, *words):
     return stop.value.code, said.out, said.err
 
 
+@pytest.mark.slow
 def test_help_has_a_line_for_every_verb_and_fits_a_screen(monkeypatch, capsys, tmp_path):
     """On stdout when it was asked for, else on stderr; the settings' flags on request."""
     status, out, err = _command(monkeypatch, capsys, "--help")

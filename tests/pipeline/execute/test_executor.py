@@ -144,6 +144,7 @@ bring_up(sys.argv[1], _graph())
 """
 
 
+@pytest.mark.slow
 def test_two_executors_at_once_publish_once(tmp_path):
     """Two processes race for one graph: both succeed, each output is built by one attempt."""
     store, marks = str(tmp_path / "store"), tmp_path / "marks"

@@ -8,6 +8,8 @@ import os
 import time
 import uuid
 
+import pytest
+
 from pipeline import step
 from pipeline.errors import Preempted
 from pipeline.events import RunStarted
@@ -68,6 +70,7 @@ def test_a_log_leaves_no_file_open_behind():
     assert len(os.listdir("/proc/self/fd")) == before
 
 
+@pytest.mark.slow
 def test_a_log_on_an_object_store_is_appended_in_parts_while_it_grows(monkeypatch):
     """What was written is there before the block ends, and no part holds what another one does."""
     monkeypatch.setattr(append, "PART_SECONDS", 0.0)

@@ -107,6 +107,7 @@ def test_both_orders_make_the_same_output(tmp_path, marks):
     assert found[0] == found[1]
 
 
+@pytest.mark.slow
 def test_it_ends_when_the_other_is_lost_and_goes_on_with_its_next_attempt(store, marks):
     """The counting step is lost after three numbers: each is recorded once, by two attempts."""
     _, watcher = pair(marks, count=6, lost_after=3)
@@ -142,6 +143,7 @@ def result_of(store, wanted):
     return Store(store).find(as_node(wanted))
 
 
+@pytest.mark.slow
 def test_a_failing_follower_costs_nobody_the_step_it_follows(store, marks):
     """It fails at the first number; the other is lost later, tried again, and published."""
     source, watcher = pair(marks, fails="refuses", lost_after=2)

@@ -268,12 +268,14 @@ def _same_members(a: list[Any], b: list[Any], same: Callable[[Any, Any], bool]) 
     return True
 
 
+@pytest.mark.slow
 @given(TREES, TREES)
 def test_canonical_bytes_agree_with_strict_equality(a, b):
     """Canonical trees are equal exactly when the values say the same."""
     assert (digest(canonical(a)) == digest(canonical(b))) == _same(a, b)
 
 
+@pytest.mark.slow
 @settings(max_examples=400)
 @given(CLOSE_TREES, CLOSE_TREES)
 def test_canonical_bytes_of_confusable_values_agree_with_strict_equality(a, b):

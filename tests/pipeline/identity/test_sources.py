@@ -114,6 +114,7 @@ def test_running_the_step_loads_no_file_that_is_not_reached(project, build):
     assert sorted(done.stdout.split()) == sorted(found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["evaluate", "tokenize"])
 def test_the_steps_of_the_library_reach_what_modulefinder_finds(name):
     """Python's own static finder, which reads bytecode, agrees on the real steps."""
@@ -131,6 +132,7 @@ def test_the_steps_of_the_library_reach_what_modulefinder_finds(name):
     assert f"{module.replace('.', '/')}.py" in found
 
 
+@pytest.mark.slow
 def test_finding_the_files_imports_nothing():
     """No module but this one's own needs is loaded by it."""
     code = (

@@ -87,6 +87,7 @@ def test_wrong_facts_are_refused_in_one_line(facts, environment, machine, given,
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.slow
 def test_a_missing_chip_is_named(tmp_path):
     """By the devices that the kernel shows, which may take a while after a boot."""
     host = Host(pod("v6e-16"), 1, "slice")
@@ -300,6 +301,7 @@ def test_a_head_that_does_not_answer_is_named():
         join.follow(("127.0.0.1", 1), HOST, wait=0.0, imitate=True, tell=print)
 
 
+@pytest.mark.slow
 def test_a_host_whose_ray_ends_joins_again(monkeypatch):
     """By the status on which its supervisor repeats `join`; the line has Ray's last words."""
     lines: list[str] = []
@@ -311,6 +313,7 @@ def test_a_host_whose_ray_ends_joins_again(monkeypatch):
     assert lines[-1] == "error: join: Ray ended on this host: another Ray"
 
 
+@pytest.mark.slow
 def test_a_host_ends_with_the_status_that_the_head_sends(monkeypatch):
     """By the file that the variable names, of which Ray's workers know."""
     ray = ["bash", "-c", f"echo 3 > ${nodes.ENDED}; sleep 99"]

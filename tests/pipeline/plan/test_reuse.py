@@ -282,6 +282,7 @@ def test_damaged_outputs_are_not_adopted(tmp_path):
         _adopt(store, node)
 
 
+@pytest.mark.slow
 def test_a_sweep_builds_each_setting_once_and_selects_the_best(tmp_path):
     """Three settings, then a fourth: one more step runs; the winner's files are referred to."""
     store = str(tmp_path)

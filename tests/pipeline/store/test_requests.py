@@ -172,6 +172,7 @@ def test_a_plan_asks_about_several_unfinished_steps_at_a_time(at_once):
     assert max(number for number, asked in seen if "leases" in asked) > 4
 
 
+@pytest.mark.slow
 def test_a_plan_of_a_bucket_says_what_a_plan_of_a_disk_says(server, tmp_path):
     """Inputs are explained before their users, in whichever order the steps are asked about."""
 
@@ -190,6 +191,7 @@ def test_a_plan_of_a_bucket_says_what_a_plan_of_a_disk_says(server, tmp_path):
     assert said[0] == said[1]
 
 
+@pytest.mark.slow
 def test_a_step_opens_its_inputs_several_at_a_time(at_once):
     """And so does what opens the inputs of its input."""
     many = tuple(numbers(count=n) for n in range(2, 8))

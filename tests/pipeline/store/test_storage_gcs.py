@@ -76,6 +76,7 @@ def test_the_server_enforces_preconditions_on_every_kind_of_write(server):
 # create
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [0, 51 << 20])
 def test_create_is_conditional_whatever_the_size(server, size):
     """Every upload of a create carries the precondition, and the second create loses."""
@@ -160,6 +161,7 @@ OPERATIONS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "kind"),
     [

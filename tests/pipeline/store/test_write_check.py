@@ -113,6 +113,7 @@ def test_a_store_that_replaces_what_it_should_not_is_refused():
         assert "deletes are not conditional" in check_writable(fake_stores.new("deletesany"))
 
 
+@pytest.mark.slow
 def test_a_heartbeat_that_hangs_is_abandoned_for_the_next(monkeypatch):
     """The store never answers one; the next beats are written, and the lease lives."""
     monkeypatch.setattr(lease, "BEAT_SECONDS", 0.5)

@@ -135,6 +135,7 @@ def test_splits_are_those_of_a_walk_by_hand_and_the_report_adds_up(source, tmp_p
         assert asked - 5 * 1 <= said["tokens_counted"] < asked + longest
 
 
+@pytest.mark.slow
 def test_a_sample_is_the_same_from_other_files_in_another_order(source, tmp_path):
     """Shuffled rows, other files, other row groups: the same documents, told by their digest."""
     table = documents()

@@ -10,6 +10,7 @@ from tests.pipeline.helpers import check_invariants
 from tests.steps.documents.test_sample import HELD_OUT, documents, published, write
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("unit", ["document", "row_group"])
 def test_a_large_sample_is_compared_in_shares_with_the_same_result(tmp_path, monkeypatch, unit):
     """File by file; each document's hashes are read once, and nothing of it stays."""

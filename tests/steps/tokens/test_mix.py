@@ -39,6 +39,7 @@ def shares(rows):
     return sum(True in kinds for kinds in from_high) / len(from_high)
 
 
+@pytest.mark.slow
 def test_weights_hold_from_each_phase_on_without_tokenising_again(tmp_path):
     """Shares follow the weights to within a sequence in 4,096; other weights rerun one step."""
     store = str(tmp_path)

@@ -36,6 +36,7 @@ def test_one_failed_save_is_told_and_the_next_one_made(new_checkpointer):
     assert checkpointer.latest[0] == 4
 
 
+@pytest.mark.slow
 def test_a_store_that_cannot_say_what_is_there_costs_that_save_alone(new_checkpointer, monkeypatch):
     """What it was asked about is not deleted."""
     ask, failures, answers = storage.exists, [], [True, False, True]

@@ -131,6 +131,7 @@ def test_fingerprint_follows_the_identity(field, value):
     assert same == (field in RUNTIME)
 
 
+@pytest.mark.slow
 def test_configuration_imports_no_jax():
     """Planning can import configurations, jobs and coordinators without JAX, NumPy or Arrow."""
     code = (

@@ -40,6 +40,7 @@ def _matmuls(jaxpr):
     return total
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("remat", "devices", "changes"),
     [

@@ -230,6 +230,7 @@ def moved(train):
     return 2 * (train.remat == OFFLOADED) + (train.parallel.optimizer_memory == "host")
 
 
+@pytest.mark.slow
 @settings(max_examples=15)
 @given(
     batch=st.sampled_from([16, 32, 64, 128, 256]),

@@ -106,6 +106,7 @@ def test_devices_and_batch_size_do_not_enter_the_figures(devices, batch_size):
     assert got["bits_per_byte"] == pytest.approx(want["bits_per_byte"], rel=1e-6)
 
 
+@pytest.mark.slow
 def test_a_split_whose_loss_mask_excludes_all_is_refused():
     """By its name: there is no mean of no tokens."""
     program = tiny.program(1, masked=True)

@@ -77,6 +77,7 @@ def test_a_greedy_continuation_is_told():
     assert [one.greedy for one in found] == [True, False]
 
 
+@pytest.mark.slow
 def test_a_row_that_is_too_long_loses_its_beginning():
     """Its last 24 tokens are what counts; a continuation that does not fit is cut as well."""
     ids = tuple(np.random.default_rng(1).integers(1, tiny.VOCAB, 40).tolist())

@@ -297,6 +297,7 @@ for step in range(10**9):
 """
 
 
+@pytest.mark.slow
 def test_kill_9_loses_one_interval_at_most(tmp_path):
     """What is left after SIGKILL is whole, and not much older than the kill."""
     process = subprocess.Popen(

@@ -73,6 +73,7 @@ attempts_at_a_run = st.lists(
 )
 
 
+@pytest.mark.slow
 @given(attempts_at_a_run, st.sampled_from(["", "memory://log"]))
 def test_the_history_after_any_interruptions_is_that_of_a_dictionary(attempts, store):
     """Each attempt resumes from some checkpoint before the end; steps done again count once."""

@@ -53,6 +53,7 @@ def test_decay_goes_by_name_and_axes(name, axes, decays):
     assert decay_mask({name: array(*axes)}) == {name: decays}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_tables_decay_when_asked(kind):
     """Where no gradient comes, an embedding stays as it is, or shrinks as a matrix does."""

@@ -20,6 +20,7 @@ def placed(program, tokens):
 LOSSES = st.integers(1, 100).map(lambda n: n / 8)
 
 
+@pytest.mark.slow
 @given(st.lists(LOSSES, max_size=90), st.integers(1, 600).map(lambda n: n / 8))
 def test_a_spike_is_a_loss_far_above_the_median_of_the_last_ones(losses, loss):
     """NumPy's median of the last WINDOW losses decides, once LEAST of them are known."""

@@ -121,6 +121,7 @@ def test_a_mesh_computes_what_one_device_does(devices, changes):
         np.testing.assert_allclose(found, want, rtol=0, atol=1e-5 * np.abs(want).max())
 
 
+@pytest.mark.slow
 def test_moments_may_be_split_where_parameters_are_not():
     """Each has rules of its own: here parameters are whole on every device, moments are halves."""
     state = tiny.program(
@@ -143,6 +144,7 @@ def test_bfloat16_compute_keeps_float32_state():
     assert {x.dtype.name for x in jax.tree.leaves(state.model)} == {"float32"}
 
 
+@pytest.mark.slow
 def test_non_finite_step_changes_nothing_but_the_counts():
     """A step with a NaN gradient leaves parameters and moments alone; the next one is as usual."""
     program = tiny.program()
@@ -162,6 +164,7 @@ def test_non_finite_step_changes_nothing_but_the_counts():
     assert (int(state.step), int(state.skipped)) == (3, 1)
 
 
+@pytest.mark.slow
 def test_infinite_update_is_not_applied():
     """Finite gradients whose update would make parameters infinite are not applied either."""
     program = tiny.program()

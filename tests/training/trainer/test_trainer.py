@@ -214,6 +214,7 @@ def test_a_run_that_learned_nothing_is_no_success(data, tmp_path, changes, words
         train(again, devices=jax.devices()[:1])
 
 
+@pytest.mark.slow
 def test_sigterm_does_not_wait_for_the_first_compilation(data, tmp_path, monkeypatch):
     """The run ends at step 0 without a checkpoint, and its log has one "preempted" event."""
     compile, earlier = compile_ahead.PhaseCompiler._compile, set(threading.enumerate())
