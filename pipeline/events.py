@@ -149,6 +149,11 @@ class Stopping(_Event, frozen=True):
     cause: str = ""
 
 
+class ListenerLost(_Event, frozen=True):
+    listener: str = ""
+    cause: str = ""
+
+
 class RunFinished(_Event, frozen=True):
     outcome: str = "ok"
     executed: list[str] = []
@@ -157,7 +162,7 @@ class RunFinished(_Event, frozen=True):
 
 
 Event = (
-    (RunStarted | Provenance | Phase | Stopping | RunFinished)
+    (RunStarted | Provenance | Phase | Stopping | ListenerLost | RunFinished)
     | (Hit | Queued | Submitted | Waiting | WaitingForResources | Started | Retried)
     | (Progress | Shard | ShardRetried | Warned | Retrying | Output)
     | (Finished | Failed | Stopped | Skipped)

@@ -1,6 +1,5 @@
 """Causal grouped-query attention: one entry point, several back ends.
 
-`reference` is plain Haliax and materializes all scores in float32. `blockwise` is plain JAX, runs
 `reference` is plain Haliax and materializes all scores in float32. `blockwise` is plain JAX and
 holds one block of scores at a time. `splash` is the Pallas kernel for TPUs, `cudnn` the fused
 kernel for NVIDIA GPUs. All compute softmax(cap(q k^T)) v with scaled queries: a position attends to

@@ -233,12 +233,15 @@ def _say_outcome(execution: Execution, looked: float | None) -> None:
             say(line)
 
 
+_COPIED_BYTES = 8 << 20  # largest page of which the short path is a copy
+
+
 def point_to_pages(context: Context, execution: Execution) -> list[tuple[str, str]]:
     """(label, URL) of every target that has a page: `reports/EXPERIMENT[-PRESET]/LABEL.html`.
 
-    Such a file is the same for all runs, and is a copy of the page whose links still lead into the
-    store; a second target with the same label gets LABEL-2. One that cannot be written does not
-    fail the run: the URL is the page's own.
+    Such a file is the same for all runs: a copy of the page whose links still lead into the store,
+    or leads there itself; a second target with the same label gets LABEL-2. One that cannot be
+    written does not fail the run: the URL is the page's own.
     """
     assert context.experiment is not None
     folder = context.experiment.name + (f"-{context.preset}" if context.preset != FULL else "")
@@ -253,10 +256,16 @@ def point_to_pages(context: Context, execution: Execution) -> list[tuple[str, st
             url = storage.join(prefix, "reports", folder, f"{node.label}{suffix}.html")
             inside = page.startswith(f"{prefix}/")
             target = html.escape(f"../../{page.removeprefix(f'{prefix}/')}" if inside else page)
-            base = f'<base href="{target}">'
+            refresh = f'<!doctype html><meta http-equiv="refresh" content="0; url={target}">'
             try:
-                before, head, after = storage.read_bytes(page).partition(b"<head>")
-                storage.write_atomic(url, before + head + base.encode() + after)
+                whole = storage.read_bytes(page)
+                before, head, after = whole.partition(b"<head>")
+                # A page of a user's may be large, or have links into itself, which a base breaks.
+                if head and len(whole) < _COPIED_BYTES and b'href="#' not in after:
+                    copy = before + head + f'<base href="{target}">'.encode() + after
+                else:
+                    copy = f'{refresh}<a href="{target}">{html.escape(node.label)}</a>\n'.encode()
+                storage.write_atomic(url, copy)
             except (PonenteError, OSError):
                 url = page
             pages.append((node.label, url))

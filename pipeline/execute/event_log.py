@@ -64,8 +64,9 @@ class EventLog:
                     listener(event)
                 except Exception as error:  # noqa: BLE001 - a display must not fail a run
                     self._listeners.remove(listener)
-                    name = type(listener).__name__
-                    logger.warning("%s stopped showing this run: %s", name, one_line(error))
+                    name, cause = type(listener).__name__, one_line(error)
+                    logger.warning("%s stopped showing this run: %s", name, cause)
+                    self.emit(events.ListenerLost(name, cause))
 
     def _keep(self, event: Event) -> None:
         line, key, now = events.encode(event) + b"\n", event.key, time.monotonic()

@@ -8,7 +8,8 @@ command of `launch`, and the only one that costs money.
 The head requests the chips itself, under a trap that deletes them: they do not exist before the
 trap does, and are deleted until a listing confirms it, whatever fails. It is the last to delete
 itself. A host restarts `join` while it may be needed. Where it no longer is (the run ended, it
-cannot be set up, or no head answers for `_WAIT`), its slice is useless too, so the host deletes the
+cannot be set up, or no head answers for 20 minutes), its slice is useless too, so the host deletes
+the
 chips: also where the head was killed.
 """
 

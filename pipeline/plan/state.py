@@ -7,12 +7,15 @@ another value now.
 
 from __future__ import annotations
 
+import inspect
 import shlex
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TypeVar
+from pathlib import Path
+from typing import Any, TypeVar
 
 from pipeline.errors import CorruptOutput, InputError, unknown
+from pipeline.graph.module_names import HOME, NEIGHBOURS
 from pipeline.graph.order import topological, unique_labels
 from pipeline.graph.step import Node
 from pipeline.identity import source_code
@@ -180,16 +183,28 @@ def foreign(node: Node, found: Found) -> str:
     alias = found.manifest.alias
     if alias is not None and alias.kind == ADOPTED:
         return ""
-    there = source_code.other_step(node.step.function, found.manifest.provenance)
+    there = other_step(node, found.manifest.provenance)
     return f"{node.label}: the output in {found.path} is {is_another(node, there)}" if there else ""
 
 
 def foreign_build(node: Node, ledger: Ledger) -> str:
     """Why an unfinished build is that of another step of this name; empty when it is not."""
     for code in other_codes(ledger):
-        if there := source_code.other_step(node.step.function, code):
+        if there := other_step(node, code):
             return f"an unfinished build in {ledger.root} is {is_another(node, there)}"
     return ""
+
+
+def other_step(node: Node, recorded: Mapping[str, Any]) -> str:
+    """As `source_code.other_step`, but a step of this library may move within its package."""
+    function = node.step.function
+    package = function.__module__.partition(".")[0]
+    if package in NEIGHBOURS and Path(inspect.getfile(function)).is_relative_to(HOME / package):
+        defined = recorded.get("defined")
+        files = [defined["file"]] if defined else recorded.get("sources") or ()
+        if any(name.startswith(f"{package}/") for name in files):
+            return ""
+    return source_code.other_step(function, recorded)
 
 
 def is_another(node: Node, there: str) -> str:

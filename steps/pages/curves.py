@@ -65,12 +65,12 @@ def chart(
         reach: least end of the linear vertical axis, so that small values do not look large.
     """
     shown = sorted((e for curve in curves for e in _prepared(curve)), key=lambda c: not c.faint)
-    if not any(math.isfinite(value) for curve in shown for value in curve.y):
-        return Markup()
     values = {
-        "x": [value for curve in shown for value in curve.x],
-        "y": [value for curve in shown for value in (*curve.y, *curve.high)],
+        "x": [value for curve in shown for value in curve.x if _drawable(value)],
+        "y": [value for curve in shown for value in (*curve.y, *curve.high) if _drawable(value)],
     }
+    if not values["x"] or not values["y"]:
+        return Markup()
     data: dict[str, Any] = {
         name: {
             "label": {"x": x_label, "y": y_label}[name],
@@ -138,8 +138,7 @@ def _prepared(curve: Curve) -> list[Curve]:
 
 def _scales(values: Sequence[float], whole: bool, from_zero: bool, reach: float) -> dict[str, Any]:
     """The linear and, for values of one sign and different sizes, the logarithmic scale."""
-    found = [value for value in values if math.isfinite(value)]
-    low, high = min(found), max(found)
+    low, high = min(values), max(values)
     margin = 0.0 if whole else 0.04 * (high - low) or 0.04 * abs(high) or 1.0
     ends = (
         (min(low, 0.0), max(high + margin, reach)) if from_zero else (low - margin, high + margin)
@@ -150,9 +149,9 @@ def _scales(values: Sequence[float], whole: bool, from_zero: bool, reach: float)
         "linear": _scale(*ends, linear_ticks(*ends, whole)),
         "logarithmic": None,
     }
-    positive = [value for value in found if value > 0]
-    if positive and max(positive) > 1.5 * min(positive):
-        ends = (min(positive), max(positive))
+    positive = [value for value in values if value > 0]
+    if low >= 0 and positive and high > 1.5 * min(positive):
+        ends = (min(positive), high)
         if not whole:
             ends = (ends[0] / 1.05, ends[1] * 1.05)
         scales["logarithmic"] = _scale(*ends, logarithmic_ticks(*ends))
@@ -184,9 +183,13 @@ def logarithmic_ticks(low: float, high: float) -> list[float]:
     return found if len(found) > 2 else linear_ticks(low, high)
 
 
+def _drawable(value: float) -> bool:
+    return abs(value) < 1e300  # False of NaN too; the span of larger ones is infinite
+
+
 def _number(value: float) -> float | None:
     """With seven digits; JSON has no NaN."""
-    if not math.isfinite(value):
+    if not _drawable(value):
         return None
     return int(value) if value == int(value) and abs(value) < 1e15 else float(f"{value:.7g}")
 
@@ -209,10 +212,11 @@ def _path(data: Mapping[str, Any], number: int, kind: str) -> str:
         return [(_place(data["x"], x), _place(data["y"], y)) for x, y in pairs]
 
     if kind == "rule":
-        return "".join(f"M{_place(data['x'], x):.1f} 8V194" for x in curve["x"])
+        places = [_place(data["x"], x) for x in curve["x"]]
+        return "".join(f"M{at:.1f} 8V194" for at in places if math.isfinite(at))
     if kind == "band":
         way = [*points("y"), *reversed(points("high"))]
-        return "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in way) + "Z"
+        return "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in way if math.isfinite(x + y)) + "Z"
     text, pen = "", "M"
     for x, y in points("y"):
         there = math.isfinite(x + y)

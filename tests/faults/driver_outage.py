@@ -2,7 +2,8 @@
 
 The workers are processes of their own. In this one, the driver's, every operation on the store
 fails from a random one on. Even trials have the store on a disk, odd ones on `FakeGCS`. The time
-is short, and so are the driver's pauses.
+is short, and so are the driver's pauses; or a minute, with the pauses of the product, in drivers
+that run side by side.
 """
 
 from __future__ import annotations
@@ -36,15 +37,23 @@ from tests.pipeline.helpers import check_invariants, heard
 from tests.pipeline.toy import Scale, clamp, numbers, scaled, total
 
 SECONDS = 0.3
+MINUTE = 60.0
 _STEPS = 7
+_DRIVERS = 5  # side by side: most of their time they wait
 
 
 class Outage:
-    """Counts the operations of this process on stores; from one on they fail for a while."""
+    """Counts the operations of this process on stores; from one of them on, they fail for a while.
 
-    def __init__(self, begins: float = float("inf")) -> None:
+    Attributes:
+        operations: how many there were.
+        failed: how many of them failed.
+        seconds: how long they fail.
+    """
+
+    def __init__(self, begins: float = float("inf"), seconds: float = SECONDS) -> None:
         self.operations = self.failed = 0
-        self._begins = begins
+        self._begins, self.seconds = begins, seconds
         self._ends: float | None = None
         self._lock = threading.Lock()
 
@@ -54,7 +63,7 @@ class Outage:
             self.operations += 1
             now = time.monotonic()
             if self.operations > self._begins and self._ends is None:
-                self._ends = now + SECONDS
+                self._ends = now + self.seconds
             if self._ends is not None and now < self._ends:
                 self.failed += 1
                 raise OSError(errno.EIO, "the store is away")
@@ -85,7 +94,7 @@ def disturbed(outage: Outage) -> Iterator[Outage]:
     with contextlib.ExitStack() as stack:
         stack.enter_context(mock.patch.object(local_storage, "with_retries", with_retries))
         stack.enter_context(mock.patch.object(google_storage, "_send_once", send_once))
-        for (module, name), value in short.items():
+        for (module, name), value in short.items() if outage.seconds < MINUTE else ():
             stack.enter_context(mock.patch.object(module, name, value))
         yield outage
 
@@ -96,7 +105,11 @@ def _work(request: Request) -> tuple[Outcome, list[dict[str, Any]]]:
 
 
 class Processes:
-    """A backend whose workers are a few processes; `ended` are keys of steps told to end."""
+    """A backend whose workers are a few processes of this machine.
+
+    Attributes:
+        ended: keys of steps that the driver told to end.
+    """
 
     slots = 100
 
@@ -107,9 +120,11 @@ class Processes:
         self.ended: list[str] = []
 
     def submit(self, request: Request) -> None:
+        """Hand the request to a process."""
         self._running[self._pool.submit(_work, request)] = request
 
     def poll(self) -> list[tuple[Request, Outcome]]:
+        """Outcomes since the last call."""
         done, _ = concurrent.futures.wait(self._running, 0.05, concurrent.futures.FIRST_COMPLETED)
         ended = []
         for future in done:
@@ -119,10 +134,12 @@ class Processes:
         return ended
 
     def events(self) -> list[dict[str, Any]]:
+        """Events of the attempts that have ended."""
         events, self._events = self._events, []
         return events
 
     def end(self, key: str) -> None:
+        """Nothing is ended in these trials."""
         self.ended.append(key)
 
     def stop(self) -> None:
@@ -173,6 +190,7 @@ def _trial(
     pool: concurrent.futures.Executor,
     stores: list[str],
     calm: list[tuple[Any, int]],
+    seconds: float,
     number: int,
 ) -> None:
     prefix = f"{stores[number % 2]}/{number}"
@@ -180,7 +198,7 @@ def _trial(
     begins = random.Random(number).randrange(operations * 9 // 10)  # their number varies
     events: list[dict[str, Any]] = []
     backend = Processes(pool)
-    with disturbed(Outage(begins)) as outage:
+    with disturbed(Outage(begins, seconds)) as outage:
         made = run(prefix, backend, events)
     where = f"an outage at operation {begins} of {operations}"
     assert outage.failed, f"{where}: nothing failed"
@@ -192,7 +210,7 @@ def _trial(
     assert check_invariants(prefix, finished=True) == _STEPS
 
 
-def lose_store(seed: int, count: int, workspace: Path) -> dict[str, Any]:
+def lose_store(seed: int, count: int, workspace: Path, seconds: float = SECONDS) -> dict[str, Any]:
     """Every run ends well, each body runs once, and the outputs are those of a calm run."""
     stores = [str(workspace), "gs://bucket/runs"]
     with FakeGCS(), processes() as pool:
@@ -201,12 +219,28 @@ def lose_store(seed: int, count: int, workspace: Path) -> dict[str, Any]:
             with disturbed(Outage()) as outage:
                 calm.append((run(f"{store}/calm", Processes(pool), []), outage.operations))
         figures = {"operations": [operations for _, operations in calm]}
-        made = trials(seed, count, functools.partial(_trial, pool, stores, calm))
+        made = trials(seed, count, functools.partial(_trial, pool, stores, calm, seconds))
     return {**figures, "trials": made}
+
+
+def lose_store_for_a_minute(seed: int, count: int, workspace: Path) -> dict[str, Any]:
+    """The same with a minute's outage in each of several drivers, of a process each."""
+    context = multiprocessing.get_context("spawn")
+    with concurrent.futures.ProcessPoolExecutor(_DRIVERS, context) as pool:
+
+        def lose(number: int) -> None:
+            place = workspace / str(number)
+            place.mkdir()
+            pool.submit(lose_store, number, 1, place, MINUTE).result()
+
+        with concurrent.futures.ThreadPoolExecutor(_DRIVERS) as threads:
+            made = threads.map(lambda number: trials(number, 1, lose), range(seed, seed + count))
+            return {"trials": sum(made)}
 
 
 FAULTS = {
     36: [
         Fault("a driver that loses its store for a while", 4, 50, lose_store),
+        Fault("a driver that loses its store for a minute", 0, 10, lose_store_for_a_minute),
     ]
 }

@@ -10,8 +10,12 @@ import threading
 import pytest
 
 from pipeline.errors import CorruptOutput
+from pipeline.execute import backend
+from pipeline.graph.step_context import ShardTask, StepContext
+from pipeline.store import lease, storage
 from tests.faults import crash
 from tests.faults.disk import Killed, Life, Trouble
+from tests.faults.registry import Violation
 from tests.pipeline.helpers import bring_up, check_invariants
 
 
@@ -90,6 +94,65 @@ def test_threads_of_a_dead_life_do_nothing(tmp_path):
         begun.set()
     assert not thread.is_alive()
     assert os.listdir(tmp_path / "a") == []
+
+
+def _create_in_place(url, data, **_):
+    _, path = storage.filesystem(url)
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    try:
+        with open(path, "xb") as file:
+            file.write(data)
+    except FileExistsError:
+        return False
+    return True
+
+
+@pytest.mark.slow
+def test_records_written_in_place_are_caught(tmp_path, monkeypatch):
+    """An engine whose records can be torn does not pass fault 2."""
+    monkeypatch.setattr(storage, "create", _create_in_place)
+    monkeypatch.setattr(lease, "STALE_SECONDS", 0.1)
+    with pytest.raises(Violation, match="violated"):
+        crash.crash_everywhere(0, 20, tmp_path)
+
+
+def _write_all(self, writer, items):
+    tasks = [ShardTask(self.ledger, self.attempt, name, writer, i) for name, i in items.items()]
+    return {shard.name: shard for shard in self._workers.map(tasks, self._emit)}
+
+
+def _write_anew(task):
+    directory = storage.join(task.ledger.root, "attempts", task.attempt, "shards", task.name)
+    return task.ledger.add(task.name, directory, task.writer(directory, task.item))
+
+
+def test_shards_written_twice_are_caught(tmp_path, monkeypatch):
+    """An engine that forgets its finished shards does not pass fault 2."""
+    monkeypatch.setattr(StepContext, "map", _write_all)
+    monkeypatch.setattr(backend, "write_shard", _write_anew)
+    with pytest.raises(AssertionError, match=r"written again|recorded and missing"):
+        crash.crash_everywhere(0, 60, tmp_path)
+
+
+def _list_what_can_be_listed(url):
+    fs, path = storage.filesystem(url)
+    for name, info in sorted(fs.find(path, detail=True).items()):
+        yield name.removeprefix(path + "/"), info["size"]
+
+
+def test_a_swallowed_error_is_caught(tmp_path, monkeypatch):
+    """An engine to which an unreadable directory is an empty one does not pass fault 3."""
+    monkeypatch.setattr(storage, "list_files", _list_what_can_be_listed)
+    reference = crash.undisturbed(tmp_path, count_reads=True)
+    listings = [
+        at
+        for at, operation in enumerate(reference.operations, 1)
+        if operation.kind == "scandir" and operation.path.endswith("/shards/part/001")
+    ]
+    assert listings
+    trouble = Trouble(listings[0], error=lambda path: OSError(errno.EIO, "I/O error", path))
+    with pytest.raises(AssertionError, match="outputs differ"):
+        crash._with_error(str(tmp_path / "store"), trouble, reference)
 
 
 @pytest.mark.parametrize("damage", ["byte", "missing", "stray", "key"])

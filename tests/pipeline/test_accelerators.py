@@ -127,7 +127,9 @@ def test_peaks():
     """Devices by JAX's name; anything else has no peak rather than a wrong one."""
     assert peak_flops("TPU v5 lite") == 197e12
     assert peak_flops("TPU v5") == peak_flops("TPU v5p") == 459e12
-    assert peak_flops("NVIDIA H100 80GB HBM3") == 989.4e12
+    assert peak_flops("NVIDIA H100 80GB HBM3") == peak_flops("NVIDIA H200") == 989.4e12
+    assert (peak_flops("TPU v4"), peak_flops("NVIDIA B200")) == (275e12, 2250e12)
+    assert peak_flops("NVIDIA A100-SXM4-80GB") == 312e12
     assert peak_flops("NVIDIA H100 PCIe") == 756e12
     for unknown in ("cpu", "TPU v4 lite", "TPU v7", "NVIDIA A10", "NVIDIA H1000", "H100"):
         assert peak_flops(unknown) is None

@@ -106,6 +106,10 @@ class Checkpointer:
     def path_of(self, step: int) -> str:
         return storage.join(self._directory, f"{step:08d}.{self._attempt}")
 
+    def reserve(self, state: Any) -> None:
+        """Start to allocate the host memory for saves of such a state, in a background thread."""
+        self._copies.reserve(tree_names.flatten(state))
+
     def save(self, step: int, state: Any, progress: dict[str, Any]) -> str:
         """Start to write `state`, after `step` steps; return the path of the checkpoint.
 

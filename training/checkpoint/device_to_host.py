@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import math
 import os
+import threading
 from collections import Counter
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -19,7 +20,9 @@ import numpy as np
 
 from training.checkpoint.chunk_grid import Box, box_of, shape_of
 
+_PIECE_BYTES = 8 << 20  # size of one task of the copy threads
 _THREADS = min(8, os.cpu_count() or 1)
+_PAGE_BYTES = 4096
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,12 +39,34 @@ class HostCopies:
 
     def __init__(self) -> None:
         self._kept: dict[tuple[str, Box], np.ndarray] = {}
+        self._reserving: threading.Thread | None = None
+
+    def reserve(self, arrays: Mapping[str, jax.Array]) -> None:
+        """Start to allocate the memory that `take` copies such arrays into, in a background thread.
+
+        The kernel allocates a page at the first write to it, which would slow down the first save.
+        """
+        self._reserved()
+        missing = [one for one in _mine(arrays) if one[:2] not in self._kept]
+        fresh = [self._target(name, box, data) for name, box, data in missing if _on_host(data)]
+        if fresh:
+            self._reserving = threading.Thread(
+                target=_touch, args=(fresh,), name="checkpoint-reserve", daemon=True
+            )
+            self._reserving.start()
+
+    def _reserved(self) -> None:
+        """Wait for the thread of `reserve`."""
+        if self._reserving is not None:
+            self._reserving.join()
+            self._reserving = None
 
     def take(self, arrays: Mapping[str, jax.Array]) -> list[HostShard]:
         """Copies of this process's shards; the arrays may be donated when this returns.
 
         Overwrites the values of an earlier call. Blocks until the arrays are computed.
         """
+        self._reserved()
         mine = _mine(arrays)
         for _, _, data in mine:
             if not _on_host(data):
@@ -55,11 +80,10 @@ class HostCopies:
                 pairs.append((target, values))
                 values = target
             shards.append(HostShard(name, box, values))
-        with ThreadPoolExecutor(_THREADS, "checkpoint-copy") as pool:
-            list(pool.map(lambda pair: np.copyto(*pair), pairs))
+        _copy(pairs)
         return shards
 
-    def _target(self, name: str, box: Box, values: np.ndarray) -> np.ndarray:
+    def _target(self, name: str, box: Box, values: np.ndarray | jax.Array) -> np.ndarray:
         kept = self._kept.get((name, box))
         if kept is None or kept.shape != values.shape or kept.dtype != values.dtype:
             # Page faults of new memory cost more than the copy, so the next save reuses it.
@@ -105,7 +129,32 @@ def _mine(arrays: Mapping[str, jax.Array]) -> list[tuple[str, Box, jax.Array]]:
     ]
 
 
+def _touch(arrays: list[np.ndarray]) -> None:
+    """Write to every page of uninitialised arrays, so that the kernel allocates them."""
+    for array in arrays:
+        array.reshape(-1).view(np.uint8)[::_PAGE_BYTES] = 0
+
+
 def _on_host(data: jax.Array) -> bool:
     """Whether `np.asarray` gives a view of the array's own memory."""
     device = next(iter(data.devices()))
     return device.platform == "cpu" or "host" in (data.sharding.memory_kind or "")
+
+
+def _copy(pairs: list[tuple[np.ndarray, np.ndarray]]) -> None:
+    """Copy each (target, source) pair; several threads share the pieces of large arrays."""
+    pieces = []
+    for target, source in pairs:
+        if not source.flags.c_contiguous or source.nbytes <= _PIECE_BYTES:
+            pieces.append((target, source))
+            continue
+        flat, target = source.reshape(-1), target.reshape(-1)
+        step = _PIECE_BYTES // source.itemsize
+        for begin in range(0, flat.size, step):
+            pieces.append((target[begin : begin + step], flat[begin : begin + step]))
+    if len(pieces) == len(pairs) or _THREADS == 1:
+        for target, source in pieces:
+            np.copyto(target, source)
+        return
+    with ThreadPoolExecutor(_THREADS, "checkpoint-copy") as pool:
+        list(pool.map(lambda piece: np.copyto(*piece), pieces))

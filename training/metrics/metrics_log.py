@@ -16,6 +16,7 @@ import hashlib
 import json
 import logging
 import math
+import re
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -47,12 +48,17 @@ MEASURED = frozenset(
     }
 )
 """Columns that depend on the machine and its clock; the others are the same in a repeated run."""
+_OLD_PART = re.compile(r"metrics\.[0-9]{15}\.jsonl")  # in object stores, of earlier versions
 _READ_BYTES = 1 << 20
 
 
 def log_files(directory: str) -> list[tuple[str, int]]:
     """URL and size of the files of the metrics log in a directory, in order."""
-    return append.objects(storage.join(directory, NAME))
+    if found := append.objects(storage.join(directory, NAME)):
+        return found
+    old = [name for name in storage.list_names(directory) if _OLD_PART.fullmatch(name)]
+    urls = [storage.join(directory, name) for name in old]
+    return [(url, storage.size(url) or 0) for url in urls]
 
 
 def read_log(

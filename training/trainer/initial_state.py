@@ -109,7 +109,7 @@ def restore_or_init(job: TrainJob, program: Program, run: RunContext) -> Initial
         return InitialState(
             state,
             step,
-            **_carried_over(progress),
+            **_carried_over(progress, step),
             existing=job.resume_from[:count],
             corrupt=job.resume_from[count:],
             event=("resumed", {"step": step, "path": path}),
@@ -127,8 +127,11 @@ def _read_progress(path: str) -> dict[str, Any]:
     return {**progress, "history": history}
 
 
-def _carried_over(progress: dict[str, Any]) -> dict[str, Any]:
+def _carried_over(progress: dict[str, Any], step: int) -> dict[str, Any]:
     fields = {name: progress[name] for name in ("history", "evaluated")}
+    if "skipped" in progress:  # of an earlier version, which counted no applied steps
+        skipped, in_a_row = progress["skipped"]
+        return {**fields, "updates": Updates(skipped, in_a_row, step - int(skipped))}
     return {**fields, "updates": Updates(*progress["updates"])}
 
 
@@ -145,7 +148,7 @@ def _start_from(start: Start, job: TrainJob, program: Program) -> InitialState:
         progress = _read_progress(start.checkpoint)
         wanted = data_offset(job.data, job.train, step)
         check_data_offset(progress["data_offset"], wanted, start.checkpoint)
-        begun = InitialState(state, step, **_carried_over(progress), copied=True, event=event)
+        begun = InitialState(state, step, **_carried_over(progress, step), copied=True, event=event)
         return replace(begun, updates=begun.updates._replace(applied=0))
     state = program.init()
     model = restore_model(start.checkpoint, program.abstract.model)

@@ -198,6 +198,8 @@ class _Trainer:
     ) -> tuple[int, bool]:
         """Train the remaining batch phases; return the steps done and whether it was preempted."""
         state, step = start.state, start.step
+        if step < self.config.steps:
+            self.checkpointer.reserve(state)
         # New parameters, or the last attempt was stopped before it evaluated.
         if self.evaluator.should_evaluate(step):
             if not self._evaluate(step, state):

@@ -14,7 +14,10 @@ for (const chart of document.querySelectorAll('.chart')) {
     const points = name => curve.x.map((x, i) => [place(data.x, x), place(data.y, curve[name][i])]);
     const text = ([x, y]) => x.toFixed(1) + ' ' + y.toFixed(1);
     const there = ([x, y]) => isFinite(x + y);
-    if (kind === 'rule') return curve.x.map(x => `M${place(data.x, x).toFixed(1)} 8V194`).join('');
+    if (kind === 'rule') {
+      return curve.x.map(x => place(data.x, x)).filter(isFinite)
+        .map(at => `M${at.toFixed(1)} 8V194`).join('');
+    }
     if (kind === 'band') {
       return 'M' + [...points('y'), ...points('high').reverse()].filter(there).map(text).join('L') + 'Z';
     }
@@ -79,7 +82,8 @@ for (const chart of document.querySelectorAll('.chart')) {
     line('', `${data.x.label} ${shown(x)}`);
     for (const { curve, i, y, at } of near) {
       const own = curve.x[i] === x ? '' : ` (${shown(curve.x[i])})`;
-      line(curve.colour, `${curve.label}${own}  ${shown(y)}`);
+      const end = curve.high.length ? ` to ${shown(curve.high[i])}` : '';
+      line(curve.colour, `${curve.label}${own}  ${shown(y)}${end}`);
       const mark = document.createElementNS(svg.namespaceURI, 'path');
       mark.setAttribute('class', 'dots');
       mark.style.setProperty('--c', curve.colour);

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from pipeline import Artifact, Experiment, Result, StepContext, step
 from pipeline.store import storage
 from tests.pipeline.pages.pages import Page
@@ -17,11 +19,11 @@ class Book(Artifact):
 
 
 @step(output=Book, version=1)
-def book(run: StepContext, numbers: Numbers) -> Result:
+def book(
+    run: StepContext, numbers: Numbers, *, text: str = "<head></head><a href='other'>"
+) -> Result:
     with run.shard("page") as directory:
-        storage.write_atomic(
-            storage.join(directory, "index.html"), b"<head></head><a href='other'>"
-        )
+        storage.write_atomic(storage.join(directory, "index.html"), text.encode())
     return {}
 
 
@@ -47,6 +49,19 @@ def test_two_pages_of_one_label_have_a_path_each(tmp_path, ponente):
             )
         assert all(str(reports / name) in out for name in ("book.html", "book-2.html"))
     assert len(list(reports.iterdir())) == 2
+
+
+@pytest.mark.parametrize("text", ["<html><img src='a.png'>", '<head></head><a href="#end">'])
+def test_a_page_that_a_base_would_break_is_led_to(tmp_path, ponente, text):
+    """Without a head, or with links into itself."""
+
+    def one():
+        return book(numbers(count=3), text=text)
+
+    ponente(experiment=Experiment(one))
+    reports = tmp_path / "store" / "reports" / "one"
+    (link,) = Page((reports / "book.html").read_text()).all("a")
+    assert (reports / link["href"]).read_text() == text
 
 
 def test_the_pages_of_a_run_lead_to_those_of_its_targets(tmp_path, ponente):

@@ -31,7 +31,7 @@ from pipeline.graph.step import as_node
 from pipeline.plan.state import Selection
 from pipeline.store.outputs import Store
 from tests.pipeline.helpers import bring_up, check_invariants, heard
-from tests.pipeline.toy import Scale, Total, kill_once, numbers, scaled, total
+from tests.pipeline.toy import Scale, Total, kill_once, numbers, refuse, scaled, total
 
 pytestmark = pytest.mark.slow
 
@@ -310,3 +310,11 @@ def test_a_run_survives_the_death_of_its_collector(tmp_path, backend):
     assert found.manifest.result["stopping"]
     assert seen.count("started") == 1
     assert "retried" not in seen
+
+
+def test_a_refused_input_is_reported_once(tmp_path, backend):
+    """The driver sees the step's own words and nothing is retried."""
+    events = []
+    with pytest.raises(StepFailed, match="expected something else than 4 numbers"):
+        _run(backend, str(tmp_path), refuse(numbers(count=4)), events)
+    assert [e["event"] for e in events].count("retried") == 0

@@ -8,11 +8,12 @@ from typing import Any
 import msgspec
 import pytest
 
+import steps
 from pipeline.errors import InputError, StepFailed
 from pipeline.execute.reference import adopt, choose
 from pipeline.graph.step import as_node
 from pipeline.plan.plan import Planned, plan
-from pipeline.plan.state import read_state
+from pipeline.plan.state import other_step, read_state
 from pipeline.store import manifest, storage
 from pipeline.store.outputs import Store
 from tests.pipeline.code_versions import load, mapped
@@ -166,3 +167,13 @@ def test_an_output_of_an_earlier_version_is_refused_without_a_common_file(store,
     assert recorded({"first.py": ["0", "1"]}) == "foreign"
     assert recorded({"first.py": ["0", "1"], "tests/pipeline/toy.py": ["0", "1"]}) == "hit"
     assert recorded({}) == "hit"
+
+
+@pytest.mark.parametrize("old", ["steps/byte_tokenizer.py", "byte_tokenizer.py"])
+def test_a_step_of_the_library_is_the_same_in_another_of_its_files(old):
+    """An upgrade that moves it loses no output; a user's step of its name is another one."""
+    node = as_node(steps.byte_tokenizer())
+    defined = {"file": old, "folder": "/elsewhere", "statements": ["0123456789"]}
+    there = other_step(node, {"sources": {old: ["a", "b"]}, "defined": defined})
+    assert there == ("" if old.startswith("steps/") else "/elsewhere/byte_tokenizer.py")
+    assert bool(other_step(node, {"sources": {old: ["a", "b"]}})) == (not old.startswith("steps/"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from pipeline.errors import InputError
 from pipeline.store import lease, storage, write_check
 from pipeline.store.write_check import bucket_warnings, check_writable
 from tests.faults import fake_gcs
-from tests.faults.fake_gcs import FakeGCS
+from tests.faults.fake_gcs import FakeGCS, Faults
 
 ROOT = Path(__file__).parents[3]
 EXPERIMENT = """
@@ -70,6 +71,7 @@ def test_a_disk_without_hard_links_publishes_by_a_rename_that_replaces_nothing(t
     [
         (("links", "rename"), "EPERM", "neither hard links nor"),
         (("locks",), "ENOLCK", "no locks"),
+        (("locks",), "ENOSYS", "no locks"),
     ],
 )
 def test_a_disk_that_cannot_keep_the_protocol_is_refused_before_work(
@@ -176,3 +178,20 @@ def test_a_bucket_that_keeps_deleted_objects_is_named_with_the_command(monkeypat
     if days:
         assert f"for {days} more days" in found.advice
         assert "gcloud storage buckets update gs://bucket --clear-soft-delete" in found.advice
+
+
+def test_a_bucket_that_is_far_away_is_given_time():
+    """More than a second for the first answer, which needs a connection, is no failure."""
+    with FakeGCS() as server:
+        server.faults.latency_seconds = 1.3
+        warm = threading.Timer(1.0, setattr, (server.faults, "latency_seconds", 0.0))
+        warm.start()
+        check_writable("gs://bucket/runs")
+        assert not server.buckets["bucket"]
+
+
+def test_a_bucket_that_is_slow_to_wake_is_asked_again():
+    """Half of the answers are lost."""
+    with FakeGCS() as server:
+        server.faults = Faults(0.3, kinds=("503", "reset", "429"), seed=4)
+        check_writable("gs://bucket/runs")

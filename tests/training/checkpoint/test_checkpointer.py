@@ -17,7 +17,7 @@ from pipeline.errors import CorruptOutput, InputError, StorageError
 from pipeline.store import object_storage, storage
 from tests.faults.fake_gcs import FakeGCS, Faults
 from tests.training import tiny
-from training.checkpoint import files
+from training.checkpoint import device_to_host, files
 from training.checkpoint.checkpointer import Checkpointer
 from training.checkpoint.files import measured, read_index
 from training.checkpoint.restore import read_progress, restore
@@ -264,3 +264,31 @@ def test_a_store_that_is_neither_disk_nor_bucket_is_refused():
     """Before anything is copied."""
     with pytest.raises(InputError, match="use a local path, gs:// or s3://"):
         Checkpointer("memory://x", attempt="a").save(1, {"x": jnp.zeros(3)}, {})
+
+
+def test_a_save_copies_into_the_memory_that_was_reserved(new_checkpointer, monkeypatch):
+    """It waits until every page is there; reserving again leaves what is being written alone."""
+    touch, taken, gate = device_to_host._touch, [], threading.Event()
+
+    def slow(arrays):
+        taken.append(arrays)
+        assert gate.wait(60)
+        touch(arrays)
+
+    monkeypatch.setattr(device_to_host, "_touch", slow)
+    checkpointer, state = (
+        new_checkpointer(),
+        {"x": jnp.arange(9999.0), "y": jnp.full(3, 7, jnp.bfloat16)},
+    )
+    checkpointer.reserve(state)
+    threading.Timer(0.2, gate.set).start()
+    path = checkpointer.save(1, state, {})
+    checkpointer.reserve(state)
+    checkpointer.wait()
+    (arrays,) = taken
+    for array, values in zip(arrays, state.values(), strict=True):
+        assert np.array_equal(array, values)
+    like = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state
+    )
+    assert tiny.equal(state, restore(path, like))

@@ -21,6 +21,7 @@ from training.metrics.metrics_log import (
     check_history,
     content_of,
     from_relative,
+    log_files,
     plain,
     read_history,
     read_log,
@@ -132,6 +133,24 @@ def test_an_attempt_has_a_log_of_its_own(tmp_path):
     new_log(tmp_path).close(10)
     with pytest.raises(InputError, match="every attempt its own name"):
         new_log(tmp_path)
+
+
+def test_a_log_in_a_store_that_lost_its_end_or_is_of_an_older_version():
+    """Sizes are of all its parts; earlier versions named these otherwise."""
+    log = new_log("memory://parts/run")
+    for step in range(3):
+        log.write("step", {"step": step})
+        log.flush()
+    log.close(10)
+    (_, size), history = log.history[-1], list(log.history)
+    check_history(history)
+    with pytest.raises(CorruptOutput, match=f"expected {size + 1:,} bytes .* found {size:,}"):
+        check_history([(history[0][0], size + 1)])
+    whole = b"".join(storage.read_bytes(url) for url, _ in log_files("memory://parts/run"))
+    for begin in (0, 60):
+        part = whole[begin:][: 60 if not begin else None]
+        storage.write_atomic(f"memory://parts/old/metrics.{begin:015d}.jsonl", part)
+    assert steps("memory://parts/old", size) == steps("memory://parts/run") == [0, 1, 2]
 
 
 def test_a_store_that_fails_for_a_while_gets_everything_when_it_is_back(monkeypatch, caplog):
