@@ -212,6 +212,11 @@ def test_lines_end_at_line_feeds_and_nowhere_else(built, tmp_path, end):
         b'{"context": "a", "choices": ["b", 1], "gold": 0}',
         b'{"context": 1, "choices": ["b", "c"], "gold": 0}',
         b'{"context": "a", "choices": ["b", "c"], "gold": true}',
+        b"[]",
+        b'{"context": "\xe9", "choices": ["b", "c"], "gold": 1}',
+        b'{"context": "a", "choices": "bc", "gold": 0}',
+        b'{"context": "a", "choices": ["b", "c"], "gold": 0.5}',
+        b'{"context": "a", "choices": ["b", "c"], "gold": "1"}',
     ],
 )
 def test_a_line_that_is_no_question_is_refused(built, tmp_path, line):

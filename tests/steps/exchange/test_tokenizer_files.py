@@ -160,6 +160,7 @@ _FAST = {"tokenizer_class": "PreTrainedTokenizerFast"}
         ("llama2", {"config": {"bos_token_id": 1, "eos_token_id": 2}}, "<s>", "</s>"),
         ("qwen", {"special_tokens_map": {"eos_token": "<tool_call>"}}, None, "<tool_call>"),
         ("llama2", {"config": {"bos_token_id": 300, "eos_token_id": 99_999}}, "</s>", "</s>"),
+        ("llama2", {"config": {"bos_token_id": True, "eos_token_id": "1"}}, "</s>", "</s>"),
         (
             "qwen",
             {
@@ -208,3 +209,12 @@ def test_a_tokenizer_with_more_ids_than_the_model_is_refused(tmp_path):
     with pytest.raises(InputError, match="1000 ids, more than the model's 999"):
         write_tokenizer_files(ours, str(tmp_path), 999, 64)
     assert not list(tmp_path.iterdir())
+
+
+@NEEDS_ORACLE
+def test_other_classes_do_replace_the_tokenizer_of_a_qwen2_model(tmp_path):
+    """Once this fails, transformers has stopped it and the refusal is of no more use."""
+    ours = TextTokenizer(shape("gpt2"))
+    write_tokenizer_files(ours, str(tmp_path), 1024, 77)
+    found = auto_tokenizer(tmp_path, "qwen2")(TEXTS, split_special_tokens=True).input_ids
+    assert found != [ours.encode_batch([text])[0].tolist() for text in TEXTS]

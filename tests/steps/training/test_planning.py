@@ -322,3 +322,19 @@ def test_a_gpu_and_a_chip_without_price_are_planned_too():
     assert found.examine is None
     assert any("no dated price of a100" in line for line in found.lines)
     assert pod("8xa100").devices == 8
+
+
+def test_a_checkpoint_with_muon_has_two_moments_of_tables():
+    """12 bytes a parameter of tables and norms, 8 of the blocks' matrices."""
+    found = facts(optimizer=OptimizerConfig(kind="muon")).data
+    blocks = llama_200m.matmul_parameters - llama_200m.padded_vocab_size * llama_200m.embed
+    assert found["checkpoint_bytes"] == 12 * found["parameters"] - 4 * blocks
+
+
+def test_sequences_that_are_there_give_the_exact_number_of_steps():
+    """Their number, not what sampling was asked for."""
+    train = node()
+    results = {train.inputs["sequences"].key: {"sequence_length": 4096, "sequences": 1000}}
+    assert declared_run(train, results).steps == 1000 // 128
+    assert declared_run(train, results).exact
+    assert not declared_run(train, {}).exact
