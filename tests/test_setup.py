@@ -14,7 +14,9 @@ def make(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """`make setup` in a folder with our Makefile, where no registry answers."""
     for name in ("Makefile", "pyproject.toml", "constraints-oldest.txt", "constraints-newest.txt"):
         shutil.copy(ROOT / name, folder)
-    environment = {**os.environ, "PIP_NO_INDEX": "1", "PATH": f"{folder}:{os.environ['PATH']}"}
+    chosen = ("MAKEFLAGS", "MAKEOVERRIDES", "MFLAGS", "PYTHON", "STACK")  # of a make around this
+    environment = {name: value for name, value in os.environ.items() if name not in chosen}
+    environment |= {"PIP_NO_INDEX": "1", "PATH": f"{folder}:{os.environ['PATH']}"}
     command = ["make", "setup", *arguments]
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
 
