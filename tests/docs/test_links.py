@@ -82,6 +82,7 @@ def missing(code: str) -> bool:
     return False
 
 
+@pytest.mark.slow
 def test_names_in_the_text_exist():
     """Files, modules and fields in backticks, and what the reference takes from docstrings."""
     wrong = [(str(p.relative_to(ROOT)), c) for p in PAGES for c in inline_code(p) if missing(c)]

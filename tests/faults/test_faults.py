@@ -20,6 +20,7 @@ def _suites():
             yield pytest.param(number, fault, id=f"{number}-{index}", marks=marks)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("number", "fault"), list(_suites()))
 def test_fault(number, fault, tmp_path):
     """The system survives; the row says what was tried, and the seed replays it."""

@@ -142,6 +142,7 @@ def test_jax_lists_its_devices_in_a_process_of_its_own(monkeypatch):
     assert doctor.devices("").found.startswith("3 x cpu (cpu)")
 
 
+@pytest.mark.slow
 def test_a_process_that_does_not_answer_or_fails_is_a_finding(monkeypatch):
     """A hanging jax is a warning, one that does not start is a failure."""
     monkeypatch.setattr(doctor, "_DEVICE_SECONDS", 0.5)

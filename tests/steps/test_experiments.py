@@ -48,6 +48,7 @@ def test_the_best_of_two_learning_rates_is_scored(tmp_path, capsys):
     assert str(latest) in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_the_tokenizer_reads_no_validation_text(tmp_path, monkeypatch):
     """Of the smoke run's shape: what training a tokenizer reads is the training split's text."""
     read = []

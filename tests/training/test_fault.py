@@ -118,6 +118,7 @@ def _names(dogs):
     return [f"process/{dog._index}" for dog in dogs]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("phase", ["checkpoint", "profile"])
 def test_the_others_wait_for_a_process_in_a_long_phase(quick, phase):
     """A slow save or profile in one process is no silence of those that queued the next step."""
@@ -176,6 +177,7 @@ def test_silence_ends_the_process_with_every_stack(caplog):
     assert reports[0] in caplog.text
 
 
+@pytest.mark.slow
 def test_a_run_that_moves_is_left_alone():
     """Beats more often than the limit, for many limits."""
     ended = []

@@ -15,6 +15,7 @@ def shuffle(sequences, io_block_size=4, window_blocks=3, seed=0):
     )
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(
     sequences=st.integers(1, 500), io_block_size=st.integers(1, 20), window_blocks=st.integers(1, 9)

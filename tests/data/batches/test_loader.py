@@ -43,6 +43,7 @@ def test_batch_n_is_the_sequences_at_its_positions(dataset, stored):
         assert batch.tolist() == [rows[row] for row in order.rows(positions)]
 
 
+@pytest.mark.slow
 def test_the_number_of_threads_changes_nothing(dataset):
     """Batches come in order however many threads read them."""
     one = take(dataset, 70, threads=1)

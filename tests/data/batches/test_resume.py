@@ -64,6 +64,7 @@ def by_processes(dataset, count, batch_size, start, stop):
     return np.concatenate(parts, axis=1)
 
 
+@pytest.mark.slow
 def test_a_run_that_changes_its_processes_again_and_again(dataset):
     """1, 8, 2, 4 and 1 processes one after the other: the batches of one process throughout."""
     counts, cuts = [1, 8, 2, 4, 1], [0, 3, 10, 11, 17, 30]

@@ -126,6 +126,7 @@ def _records(count, dtype="uint16", seed=0):
     return records, np.array(checksums, np.uint32)
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(data=st.data(), count=st.integers(1, 6))
 def test_damage_never_agrees(data, count):

@@ -305,6 +305,7 @@ def test_one_of_two_writers_wins(tmp_path):
         assert content_digest(str(directory)) == done[seed].digest
 
 
+@pytest.mark.slow
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.integers(0, 1000), min_size=1, max_size=50).filter(any))
 def test_unigram_entropy_is_the_sum_over_frequencies(counts):

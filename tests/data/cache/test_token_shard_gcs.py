@@ -89,6 +89,7 @@ def test_local_and_stored_shards_can_be_joined(server, tmp_path):
         assert np.array_equal(array.read(np.array([0]), len(every))[0], every)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("probability", [0.2, 0.5])
 def test_requests_that_fail_sometimes_change_nothing(server, probability):
     """Written and read through failing requests: the same tokens; or an error of ours, at worst."""

@@ -94,6 +94,7 @@ def dictionary(size):
     return pa.DictionaryArray.from_arrays(pa.array([0] * 200, pa.int32()), pa.array(["x" * size]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["x.parquet", "plain.parquet", "x.arrow", "view.arrow", "x.txt.gz"]
 )

@@ -96,6 +96,7 @@ def test_documents_are_those_of_parquet(tmp_path, name, target):
         assert read_all(units, part).equals(expected.select(part))
 
 
+@pytest.mark.slow
 def test_every_kind_is_read_from_a_bucket_that_fails(tmp_path):
     """A fifth of the requests fail; a folder of text files is one too."""
     documents = rows(60)
@@ -298,6 +299,7 @@ def test_small_files_are_together_and_large_ones_alone(tmp_path):
     assert many["seen"] == 40
 
 
+@pytest.mark.slow
 def test_text_files_that_are_read_together_are_written_as_one_by_one(tmp_path, monkeypatch):
     """The same bytes, in the same row groups, with another kind of file and a null among them."""
     for index, row in enumerate(rows(120)):

@@ -213,6 +213,7 @@ threading.Thread(target=lambda: (time.sleep(0.3), blocks.clear()), daemon=True).
 """
 
 
+@pytest.mark.slow
 def test_a_process_ends_when_no_block_is_held():
     """A thread lets go of one while Python waits to end."""
     command = [sys.executable, "-c", HELD_AT_THE_END]

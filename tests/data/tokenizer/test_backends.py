@@ -89,6 +89,7 @@ def by_text(encoded):
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [n for n in NAMES if n not in UNSUPPORTED])
 @settings(max_examples=20, deadline=None)
 @given(texts=st.lists(TEXT, max_size=6), parallel=st.booleans())
@@ -126,6 +127,7 @@ def test_every_character_of_the_basic_plane_has_the_oracles_ids(name):
     assert encoder.by_oracle <= 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", UNSUPPORTED)
 def test_a_tokenizer_the_fast_back_end_may_misread_is_left_to_the_oracle(name):
     """Without a warning by default, with an error when the back end is asked for."""

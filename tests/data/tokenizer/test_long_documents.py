@@ -74,6 +74,7 @@ def test_no_cut_borders_on_white_space_alone():
     assert np.array_equal(ids, tokenizer("strips").encode_batch([text])[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CUTTING)
 def test_prose_is_cut_about_where_wanted(name):
     """No piece is much longer than asked for."""
@@ -84,6 +85,7 @@ def test_prose_is_cut_about_where_wanted(name):
     assert sizes.max() < 4096 + 1024
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["never splits", "splits by counting", "strips", "prepends"])
 def test_what_cannot_be_cut_is_left_whole(name):
     """No split, a split that counts from the beginning, or something done at both ends."""

@@ -86,6 +86,7 @@ def _cached():
     return _CACHE[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", EXPRESSIONS)
 @pytest.mark.parametrize(
     "letters",

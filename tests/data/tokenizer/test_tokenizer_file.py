@@ -195,6 +195,7 @@ def _places(tree, path=()):
             yield from _places(tree[key], (*path, key))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", KEEPING)
 @pytest.mark.parametrize("lossy", [False, True])
 def test_any_change_of_a_type_is_read_or_refused(name, lossy):

@@ -134,6 +134,7 @@ def test_memory_grows_with_the_row_and_not_with_its_square(window):
     assert planned(blockwise, 2048, block=64) < planned(plain, 2048) / 10
 
 
+@pytest.mark.slow
 def test_hidden_blocks_are_not_made():
     """A poisoned key outside every window of the later positions does not reach them."""
     q, k, v, _ = inputs(1, 32, 1, 1, 4)

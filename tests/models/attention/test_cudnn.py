@@ -122,6 +122,7 @@ def test_saved_by_name_the_forward_kernel_runs_once(installed):
     assert forward_kernels(ours, checkpoint_policies.nothing_saveable) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("heads", [(), ("tensor",)])
 def test_through_the_common_call_and_over_devices(installed, heads):
     """Any axis order, and on each device the kernel of its rows and heads."""

@@ -30,6 +30,7 @@ def oracle(q, k, v, ids, soft_cap, window=None):
     return out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("groups", "segmented", "soft_cap", "window"),
     [

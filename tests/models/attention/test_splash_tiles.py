@@ -14,6 +14,7 @@ from models.shape import splash_tiles as tile_choice
 from models.shape.splash_tiles import ScoreMatrix
 
 
+@pytest.mark.slow
 @given(
     tiles=st.integers(1, 300),
     head_size=st.sampled_from([64, 128, 192, 256]),
@@ -83,6 +84,7 @@ def test_the_partial_sums_of_a_device_fit(position, sequence_shards, heads, fuse
     assert not fused or heads * one <= tile_choice.MOST_PARTIAL_SUMS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("window", "sequence_shards"), [(None, 1), (None, 4), (1, 1), (100, 4), (1024, 1), (1500, 4)]
 )

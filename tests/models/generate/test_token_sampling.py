@@ -38,6 +38,7 @@ def likeliest(logits: np.ndarray, k: int, p: float) -> np.ndarray:
     return kept
 
 
+@pytest.mark.slow
 @given(
     rows=st.lists(st.lists(logit, min_size=VOCAB, max_size=VOCAB), min_size=2, max_size=2),
     k=st.integers(1, VOCAB + 3),
@@ -57,6 +58,7 @@ def test_the_nucleus_is_that_of_brute_force(rows, k, p):
         assert (kept <= most).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("temperature", "k", "p"),
     [(1.0, None, None), (0.6, None, None), (1.7, 5, None), (1.0, None, 0.8), (1.3, 7, 0.7)],
@@ -77,6 +79,7 @@ def test_tokens_are_drawn_as_often_as_they_are_likely(temperature, k, p):
     assert (abs(counts - draws * want) <= 5 * sigma + 1e-9).all()
 
 
+@pytest.mark.slow
 def test_greedy_is_the_first_of_the_largest():
     """At temperature 0 whatever else is asked for."""
     logits = np.random.default_rng(2).normal(size=(7, VOCAB)).astype(np.float32)
@@ -86,6 +89,7 @@ def test_greedy_is_the_first_of_the_largest():
     np.testing.assert_array_equal(got, logits.argmax(axis=1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
     [

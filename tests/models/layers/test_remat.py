@@ -79,6 +79,7 @@ def test_offloading_gives_the_same_gradients(remat):
     assert small.relative(got, plain_gradient()) < 2e-6
 
 
+@pytest.mark.slow
 def test_offloading_is_in_the_program():
     """The traced backward pass moves exactly the named values to the host, one layer at a time."""
     rows = small.named(small.tokens())
@@ -118,6 +119,7 @@ def test_every_name_keeps_its_documented_width(name):
     assert more == (0 if name == BLOCK_INPUT else want)
 
 
+@pytest.mark.slow
 def test_a_blocks_input_is_moved_and_not_copied():
     """Offloaded, it is kept in the host's memory and nowhere else."""
     remat = f"offload:{BLOCK_INPUT}"

@@ -127,6 +127,7 @@ def turns(config: TransformerConfig, unroll: int) -> list[int]:
     ]
 
 
+@pytest.mark.slow
 def test_the_program_scans_cycles():
     """Eight layers of SSSL are a loop of two turns; the unroll setting reaches it."""
     shape = small.config(layers=8, window_pattern="SSSL", window=3)

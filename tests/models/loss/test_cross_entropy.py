@@ -168,6 +168,7 @@ def test_the_head_gradient_is_added_over_devices_once():
     assert sum("16,6]" in line for line in lines) == 1
 
 
+@pytest.mark.slow
 def test_only_the_objective_has_a_gradient():
     """Its parts are for reading: gradients through them are exactly zero."""
     hidden, head, targets, weights = inputs(2, 4, 7)
@@ -182,6 +183,7 @@ def test_only_the_objective_has_a_gradient():
     assert not any(np.asarray(g).any() for index in (1, 2) for g in part(index))
 
 
+@pytest.mark.slow
 def test_huge_logits_do_not_overflow():
     """Logits of thousands give finite losses and gradients."""
     hidden, head = jnp.full((1, 1, 2), 100.0), jnp.asarray([[-50.0], [50.0], [49.0]])
@@ -206,6 +208,7 @@ def test_low_precision_inputs_give_float32_sums():
     assert small.relative(gradients, want_gradients) < 0.03
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cap", [None, 1.5])
 def test_token_losses_equal_numpy(cap):
     """One number a token, for every number of chunks."""

@@ -32,6 +32,7 @@ def plain_loss(model, tokens, weight, z_loss):
     return jnp.sum((lse - at_target + z_loss * lse**2) * weight[:, :-1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changes", SHAPES.values(), ids=SHAPES.keys())
 def test_loss_equals_the_oracle(changes):
     """Total, z and count are NumPy's sums over all positions but the last."""

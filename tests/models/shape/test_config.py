@@ -48,6 +48,7 @@ PRESETS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PRESETS)
 def test_presets_have_the_documented_counts(name):
     """The counts written beside a preset are those of the arrays that it describes."""
@@ -126,6 +127,7 @@ CHANGED = {
 TOGETHER = {"window_pattern": {"window": 7}, "window": {"window_pattern": "SL"}}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CHANGED)
 def test_only_what_no_array_depends_on_may_change_for_trained_parameters(name):
     """An allowed field keeps every array's name and shape; the others are refused by name."""

@@ -140,6 +140,7 @@ def test_verify_finds_a_changed_byte_and_force_repairs_it(ponente, tmp_path):
     assert "--force" not in out, "of another remedy than the problem's own"
 
 
+@pytest.mark.slow
 def test_gc_lists_then_deletes_what_no_experiment_reaches(ponente, tmp_path):
     """Every preset of the experiment and of the files named stays; the rest goes on request."""
     ponente()

@@ -41,6 +41,7 @@ with Interrupts() as interrupts, interrupts.stopping(lambda: None):
 """
 
 
+@pytest.mark.slow
 def test_a_step_that_waits_for_another_run_is_stopped(tmp_path):
     """Its holder lives on and on; the stop is heard at the next look, the lease is not taken."""
     node = as_node(numbers(count=4))

@@ -6,6 +6,8 @@ import threading
 import time
 from typing import Any
 
+import pytest
+
 from pipeline import Experiment, Result, StepContext, step
 from pipeline.cli import stopping
 from pipeline.pages.record import runs
@@ -32,6 +34,7 @@ def slow(shards: int = 300) -> Any:
 SLOW = Experiment(slow)
 
 
+@pytest.mark.slow
 def test_a_run_is_stopped_through_its_store_and_resumed(ponente, tmp_path, monkeypatch):
     """It ends as after Ctrl-C, keeps its shards; `status --watch` says how each run ended."""
     monkeypatch.setattr(stopping, "LOOK_SECONDS", 0.05)

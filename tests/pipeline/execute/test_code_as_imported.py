@@ -148,6 +148,7 @@ def typed(seed: str, *texts: str) -> list[str]:
     ).split()
 
 
+@pytest.mark.slow
 def test_a_function_in_no_file_is_compared_with_what_it_uses():
     """The same in every process; helpers, defaults and values that it uses count, no others."""
     [digest] = typed("0", CELL)

@@ -42,6 +42,7 @@ def test_a_graph_runs_once_and_is_reused(tmp_path):
     assert check_invariants(store) == 3
 
 
+@pytest.mark.slow
 def test_a_changed_config_reruns_what_depends_on_it_and_nothing_else(tmp_path):
     """A change in the middle, then at the source, then back."""
     store = str(tmp_path)
@@ -74,6 +75,7 @@ def test_a_refused_input_fails_once_with_cause_log_and_retry(tmp_path):
     assert executed(store, total(numbers(count=4))) == ["total"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("error", "enough"), [(Preempted, True), (WorkerLost, False)])
 def test_a_preemption_uses_up_no_try_and_a_lost_worker_does(tmp_path, error, enough):
     """Taken away five times, of three tries: the step goes on, and does not when it crashed."""
@@ -97,6 +99,7 @@ def test_a_preemption_uses_up_no_try_and_a_lost_worker_does(tmp_path, error, eno
         assert len(times) == 3
 
 
+@pytest.mark.slow
 def test_a_worker_lost_after_new_shards_uses_up_no_try_of_the_next(tmp_path):
     """Lost at every second of ten shards, of three tries; then for good where nothing is added."""
 
@@ -157,6 +160,7 @@ def test_two_executors_at_once_publish_once(tmp_path):
     assert len(marks.read_text().split()) == 5
 
 
+@pytest.mark.slow
 def test_what_another_run_published_after_our_look_is_taken(tmp_path):
     """Most of a graph appears between the look and the run: it is taken, and the rest is run."""
     store = str(tmp_path)
@@ -241,6 +245,7 @@ _TAKEN = Outcome(Ending.UNAVAILABLE, 60, "no free slice")
 _PREEMPTED = Outcome(Ending.PREEMPTED, cause="preempted")
 
 
+@pytest.mark.slow
 def test_an_hour_without_hardware_and_losing_it_again_and_again_uses_no_try(tmp_path):
     """The step waits with pauses, is preempted whenever it gets hardware, and is built at last."""
     outcomes = [*[(60, _TAKEN)] * 30, *[(5, _PREEMPTED), (60, _TAKEN)] * 20]

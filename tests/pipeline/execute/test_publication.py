@@ -115,6 +115,7 @@ def test_an_older_attempt_cannot_drop_or_replace_what_a_newer_one_owns(tmp_path)
     assert set(ledgers(str(tmp_path))[0].finished()) == {"claimed", "replaced"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shown", [True, False])
 def test_an_input_that_is_shown_late_is_awaited(tmp_path, monkeypatch, shown):
     """As a network file system may do to a worker; and no longer than a minute."""

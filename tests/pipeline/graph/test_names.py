@@ -104,6 +104,7 @@ def test_plain_names_are_taken_as_they_are(name):
 
 
 # Whole runs, so a sample of the names: each is refused by `storage.join` in the test above.
+@pytest.mark.slow
 @pytest.mark.parametrize("mapped", [False, True])
 @pytest.mark.parametrize("name", [*HOSTILE[::24], *UNRECORDABLE[2:]], ids=ascii)
 def test_a_step_cannot_write_a_shard_of_a_hostile_name(tmp_path, name, mapped):
@@ -149,6 +150,7 @@ def test_what_is_taken_stays_below_the_root_and_means_itself(name):
 SHARDS = st.text("aA/~.", min_size=1, max_size=4)
 
 
+@pytest.mark.slow
 @settings(max_examples=100)
 @given(SHARDS, SHARDS)
 def test_two_shards_never_share_a_record(first, second):
@@ -167,6 +169,7 @@ def test_two_shards_never_share_a_record(first, second):
     assert all(recorded[name].name == name for name in recorded)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["out", "directory", "inside", "broken", "whole", "pipe"])
 def test_an_output_with_a_link_in_it_is_refused(tmp_path, kind):
     """A link or a pipe is neither followed nor recorded, wherever it points; the step fails."""

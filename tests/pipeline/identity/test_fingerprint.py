@@ -290,6 +290,7 @@ def test_canonical_trees_survive_json(tree):
     assert json.loads(json.dumps(canonical(tree))) == canonical(tree)
 
 
+@pytest.mark.slow
 @given(TREES, TREES)
 def test_difference_is_empty_only_for_equal_trees(a, b):
     """Explaining never stays silent about a change, nor invents one."""

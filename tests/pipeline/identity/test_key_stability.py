@@ -137,6 +137,7 @@ def test_a_value_that_is_not_the_default_changes_keys(package, before, old, new)
     assert package.keys()[-1] != before[-1]
 
 
+@pytest.mark.slow
 def test_a_renamed_class_and_step_keep_keys_under_their_explicit_names(package, before):
     """`identity_name` and `@step(name=...)`; without them the keys are others."""
     package.edit("config.py", "Shape", "Form")

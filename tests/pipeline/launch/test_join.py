@@ -99,6 +99,7 @@ def test_a_missing_chip_is_named(tmp_path):
     hosts.check_chips(host, str(tmp_path))
 
 
+@pytest.mark.slow
 def test_a_metadata_server_that_is_slow_at_boot_is_asked_again(monkeypatch):
     """One that does not answer is not taken for a machine without metadata."""
     machine = {"accelerator-type": "v5litepod-16", "tpu-env": "WORKER_ID: '3'\nNODE_ID: 'n'\n"}

@@ -86,6 +86,7 @@ def test_deleting_is_repeated_until_a_listing_confirms_it(tmp_path, on):
     assert HEAD in lab.calls[-1]
 
 
+@pytest.mark.slow
 def test_a_log_that_cannot_be_sent_keeps_no_chips(tmp_path, on):
     """A request of the store that hangs is given up."""
     lab = Lab(tmp_path, 0)

@@ -299,6 +299,7 @@ def test_boxes_do_not_overlap_and_stay_inside(tmp_path, count):
     assert all(y >= 0 and y + h <= float(svg["height"]) for _, y, _, h in boxes)
 
 
+@pytest.mark.slow
 def test_every_text_fits_in_its_box(troubled, tmp_path):
     """Long notes below names and names above short notes, in a wide font, DejaVu Sans."""
     Log(str(tmp_path), "begun").start(run_logs.graph())

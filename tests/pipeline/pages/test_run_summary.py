@@ -48,6 +48,7 @@ def _counted(monkeypatch) -> list[str]:
     return seen
 
 
+@pytest.mark.slow
 def test_a_look_reads_the_summary_and_what_was_appended_since(tmp_path, monkeypatch):
     """Of a thousand parts a few; of a run that has ended none."""
     store = f"memory://{tmp_path.name}-summary"

@@ -143,6 +143,7 @@ def test_an_unfinished_build_survives_a_field_that_is_added(
     assert marks.read_text().split() == ["4", "6"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("published", [False, True], ids=["first", "rebuild"])
 def test_an_unfinished_build_is_not_resumed_over_a_changed_default(tmp_path, published):
     """No shard of the old default is in what the new one publishes, and neither way round."""

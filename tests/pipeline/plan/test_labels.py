@@ -83,6 +83,7 @@ def test_a_sweep_labels_paths_and_configurations_by_what_differs():
     assert built({"one": 1, "same": 1}) == ["numbers[one]", "numbers[same]"]
 
 
+@pytest.mark.slow
 def test_a_sweep_runs_in_the_order_in_which_it_is_declared(tmp_path):
     """The steps of one layer, and what they are selected by."""
     best = select(sweep(lambda n: total(numbers(count=n)), [4, 8, 2]), by="total")
@@ -115,6 +116,7 @@ def test_a_selection_names_its_candidates_as_this_graph_does(tmp_path):
     assert said(renamed)[0] == "best by sum: scaled[right] (12)", "and it was a hit"
 
 
+@pytest.mark.slow
 def test_a_reason_does_not_repeat_the_reasons_behind_it(tmp_path, monkeypatch, capsys):
     """Twelve layers of two steps, each reading both of the layer before; the first one changes.
 

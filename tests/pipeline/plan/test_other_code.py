@@ -111,6 +111,7 @@ def test_shards_of_other_code_can_be_kept(store, file):
     assert "kept 2 of 4 shards, built by other code (work.py)" in warning
 
 
+@pytest.mark.slow
 def test_force_gives_up_an_unfinished_build_and_says_what(store, file):
     """Also one of the same code; and what --force has begun, --force resumes."""
     node = mapped(file, 10, bad=(3,))

@@ -55,6 +55,7 @@ def _leave(stores: tuple[str, str], *wanted) -> None:
     check_invariants(own)
 
 
+@pytest.mark.slow
 def test_an_output_that_is_reused_by_content_is_copied(stores):
     """Early cutoff across stores; the copy is an output of its own, with its original's key."""
     team, own = stores
@@ -124,6 +125,7 @@ def test_an_output_adopted_from_another_store_is_copied(stores):
     assert undo(store, node)[0] == [found.path]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["cutoff", "adopt", "select", "opens"])
 def test_a_store_refers_to_another_one_when_it_is_asked_to(stores, how):
     """Nothing is copied; and what was published so is readable without the flag."""
@@ -158,6 +160,7 @@ def test_a_store_refers_to_another_one_when_it_is_asked_to(stores, how):
     assert executed(own, wanted, shared=(team,)) == []
 
 
+@pytest.mark.slow
 def test_a_copy_that_was_killed_goes_on_where_it_ended(stores, monkeypatch):
     """Shards that were copied and recorded are not copied again; of many, too."""
     team, own = stores

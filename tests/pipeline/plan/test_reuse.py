@@ -50,6 +50,7 @@ def _chain(limit, factor=3):
     return total(cut, scaled(cut, scale=Scale(factor)))
 
 
+@pytest.mark.slow
 def test_an_input_that_comes_out_the_same_changes_nothing_further_down(tmp_path):
     """clamp runs again under another limit, makes the same, and its users are not run."""
     store = str(tmp_path)
@@ -74,6 +75,7 @@ def test_plan_sees_that_contents_are_the_same(tmp_path):
     assert as_node(_chain(100)).directory in entries["total"].reason
 
 
+@pytest.mark.slow
 def test_a_reference_to_a_reference_names_the_owner_of_the_files(tmp_path):
     """A third limit refers to the first output, not to the second's reference."""
     store = str(tmp_path)
@@ -99,6 +101,7 @@ def test_an_artifact_that_opens_its_inputs_is_as_different_as_they_are(tmp_path)
     assert result(store, other)["total"] == sum(min(n, 5) for n in range(10))
 
 
+@pytest.mark.slow
 def test_an_artifact_opens_a_tuple_of_inputs_in_their_order(tmp_path):
     """Twelve inputs are opened as they were given, and each is part of what the artifact says."""
     store, counts = str(tmp_path), [10, 2, 4, 6, 8, 12, 14, 16, 18, 20, 22, 24]
@@ -111,6 +114,7 @@ def test_an_artifact_opens_a_tuple_of_inputs_in_their_order(tmp_path):
     assert result(store, other)["totals"] == [*expected[:-1], 23]
 
 
+@pytest.mark.slow
 def test_force_builds_again_and_what_depends_on_it_only_if_it_differs(tmp_path):
     """A forced step that makes the same leaves its users alone; one that differs rebuilds them."""
     store = str(tmp_path)
@@ -182,6 +186,7 @@ def test_only_until_and_keep_going(tmp_path):
     assert executed(store, total(source), scaled(source, scale=Scale(2))) == []
 
 
+@pytest.mark.slow
 def test_a_shared_store_is_read_and_never_written(tmp_path):
     """Hits come from it with their origin, and what is built here says where its inputs were."""
     team, own = str(tmp_path / "team"), str(tmp_path / "own")

@@ -125,6 +125,7 @@ def test_what_a_build_reads_through_its_input_stays_in_every_attempt(tmp_path):
     run.finish()
 
 
+@pytest.mark.slow
 def test_an_alias_that_a_build_reads_keeps_the_files_it_refers_to(tmp_path):
     """Also once the alias was rebuilt, and nothing else refers to them."""
     store = str(tmp_path)
@@ -160,6 +161,7 @@ def reader_numbers(run: StepContext, numbers: Numbers, *, gate: str) -> Result:
     return {"total": sum(numbers.values())}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("alive", [True, False])
 def test_a_reader_is_judged_as_a_leases_owner_is(tmp_path, monkeypatch, alive):
     """Elsewhere, with an old heartbeat: what it reads stays if it beats while it is watched."""
@@ -211,6 +213,7 @@ def test_what_was_listed_and_is_needed_by_now_is_not_deleted(tmp_path):
     assert executed(store, numbers(count=8)) == []
 
 
+@pytest.mark.slow
 def test_a_reader_that_begins_while_gc_decides_waits_and_finds_no_dead_output(tmp_path):
     """It registers before it looks, and looks once the collector has decided."""
     store, source = str(tmp_path), numbers(count=8)

@@ -119,6 +119,7 @@ def asked(server, monkeypatch) -> Iterator[list[str]]:
     over.set()
 
 
+@pytest.mark.slow
 def test_a_store_elsewhere_that_does_not_answer_is_asked_once(asked, tmp_path, monkeypatch):
     """Two outputs refer to it: the second one is damaged too, and costs no second wait."""
     monkeypatch.setattr(manifest, "_ELSEWHERE_SECONDS", 0.2)
@@ -162,6 +163,7 @@ def at_once(server, monkeypatch) -> Callable[[], list[tuple[int, str]]]:
     return begin
 
 
+@pytest.mark.slow
 def test_a_plan_asks_about_several_unfinished_steps_at_a_time(at_once):
     """What it says is what it says of the same store on a disk: causes go from inputs to users."""
     targets = [as_node(numbers(count=n)) for n in range(30, 46)]

@@ -115,6 +115,7 @@ def by_hand(table, asked, held_out, min_score=None, seed=0):
     return chosen
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("min_score", [None, 2.0])
 def test_splits_are_those_of_a_walk_by_hand_and_the_report_adds_up(source, tmp_path, min_score):
     """Exactly the documents up to each budget; the held-out splits from the other end."""
@@ -151,6 +152,7 @@ def test_a_sample_is_the_same_from_other_files_in_another_order(source, tmp_path
     assert third.result["content_digest"] != first.result["content_digest"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("unit", ["document", "row_group"])
 @pytest.mark.parametrize("drop_duplicates", [False, True])
 def test_splits_are_disjoint_and_samples_nested(source, tmp_path, unit, drop_duplicates):
@@ -205,6 +207,7 @@ def whole(source, tmp_path_factory):
     return published(tmp_path_factory.mktemp("whole"), sample(source, **UNIQUE))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("place", "function"),
     [
@@ -245,6 +248,7 @@ def test_a_sample_that_was_interrupted_goes_on(
     check_invariants(str(tmp_path / "cut"), finished=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("unit", ["document", "row_group"])
 def test_tokens_are_predicted_within_their_error(source, tmp_path, unit):
     """Tokenising the sample gives what was predicted, to four standard errors and two per cent."""
@@ -270,6 +274,7 @@ def test_tokens_are_predicted_within_their_error(source, tmp_path, unit):
     assert probe["tokens_per_count"] > 1
 
 
+@pytest.mark.slow
 def test_whole_row_groups_are_sampled_and_no_other_file_is_opened(tmp_path):
     """Files that the walk does not reach may hold anything; the budget ends within a row group."""
     table = documents(4_000)
@@ -311,6 +316,7 @@ def test_row_groups_without_a_document_that_scores_enough_are_counted_and_not_re
     assert sampled.result["read"]["row_groups"] == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("unit", ["document", "row_group"])
 def test_more_than_there_is_is_refused(source, tmp_path, unit):
     """Asked and available, for train and for a held-out split."""

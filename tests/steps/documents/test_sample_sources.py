@@ -12,6 +12,7 @@ from tests.pipeline.helpers import bring_up
 from tests.steps.documents.test_sample import check_report, documents, published, write
 
 
+@pytest.mark.slow
 def test_row_groups_of_nulls_are_not_counted_as_low_scores(tmp_path):
     """By the reasons that a sample of documents gives."""
     table = documents(1_000)

@@ -41,6 +41,7 @@ def command(*arguments):
     )
 
 
+@pytest.mark.slow
 def test_the_command_writes_the_page_of_two_runs(tmp_path):
     """`ponente compare` prints where the page is."""
     lines(tmp_path / "one", steps(1, 2))
@@ -52,6 +53,7 @@ def test_the_command_writes_the_page_of_two_runs(tmp_path):
     assert "<th>a</th><th>b</th>" in page.read_text()
 
 
+@pytest.mark.slow
 def test_what_is_no_run_is_refused_in_one_line(tmp_path):
     """Status 1 and a sentence, for a directory of something else and for a file; no traceback."""
     (tmp_path / "file").write_text("")

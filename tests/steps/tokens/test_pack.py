@@ -115,6 +115,7 @@ def test_what_is_not_training_comes_from_the_input(tmp_path):
     assert cache.token_bytes().tolist() == [1, 2]
 
 
+@pytest.mark.slow
 def test_a_second_packing_and_a_cache_without_training_tokens_are_refused(tmp_path):
     """Rows are no documents; no documents give no rows."""
     cache = synthetic()

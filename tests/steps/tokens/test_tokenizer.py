@@ -29,6 +29,7 @@ def file(tmp_path):
     return path
 
 
+@pytest.mark.slow
 def test_sampling_and_tokenising_take_it(file, tmp_path):
     """The ids are the library's, EOS after each document; the sample counts in its tokens."""
     texts = documents(30)

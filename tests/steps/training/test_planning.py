@@ -267,6 +267,7 @@ def test_data_that_is_repeated_is_counted_and_warned_of():
     assert found == pytest.approx((16.0, 48.0), abs=0.6)
 
 
+@pytest.mark.slow
 def test_what_cannot_fit_is_refused_with_three_that_do():
     """Each of the three, applied, is within the limit; all in one screen."""
     settings = {"model": BIG, "training": FORCED, "hardware": "v6e-16"}
@@ -286,6 +287,7 @@ def test_what_cannot_fit_is_refused_with_three_that_do():
     assert applied == 3
 
 
+@pytest.mark.slow
 def test_a_run_stops_at_the_refusal(tmp_path, capsys):
     """Fault 36: before Ray starts, a slice is asked for or a step runs."""
     flags = ["--model.layers", "96", "--model.embed", "8192", "--training.remat", "none"]
@@ -298,6 +300,7 @@ def test_a_run_stops_at_the_refusal(tmp_path, capsys):
     assert not [path for path in tmp_path.glob("sample-*") if (path / "manifest.json").exists()]
 
 
+@pytest.mark.slow
 def test_a_model_larger_than_this_machine_is_refused():
     """Its state alone, on the CPUs of this machine; a small one is not."""
     wide = dataclasses.replace(llama_200m, layers=4000, embed=8192)

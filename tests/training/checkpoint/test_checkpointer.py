@@ -54,6 +54,7 @@ def test_four_devices_restore_on_any_number(new_checkpointer, devices, group):
     assert read_progress(path) == PROGRESS
 
 
+@pytest.mark.slow
 def test_commit_comes_after_every_byte(new_checkpointer, tmp_path):
     """When the callback runs the files are all there, indexed and verified."""
     seen = []
@@ -70,6 +71,7 @@ def test_commit_comes_after_every_byte(new_checkpointer, tmp_path):
     assert checkpointer.latest == (12, path)
 
 
+@pytest.mark.slow
 def test_arrays_may_be_donated_after_save(new_checkpointer):
     """Overwriting donated arrays right after save does not reach the checkpoint."""
     overwrite = jax.jit(lambda tree: jax.tree.map(lambda x: x * 0 - 7, tree), donate_argnums=0)
@@ -138,6 +140,7 @@ def test_what_cannot_be_deleted_is_dropped_and_deleted_later(new_checkpointer, m
     assert [os.path.exists(path) for path in paths] == [False, False, True]
 
 
+@pytest.mark.slow
 def test_existing_path_is_refused(new_checkpointer, tmp_path):
     """A path where anything is already is refused, and nothing is committed."""
     commits = []

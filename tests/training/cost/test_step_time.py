@@ -114,6 +114,7 @@ def test_every_chip_of_the_table_has_a_prediction():
         assert sum(found.values()) > flops / chip.peak
 
 
+@pytest.mark.slow
 def test_errors_on_published_runs_are_as_stated():
     """The page, the constants and the aims: median 15 %, 90th percentile 35 %, v6e alone too."""
     rows = predictions.Rows(read()[0])

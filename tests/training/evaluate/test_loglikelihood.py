@@ -93,6 +93,7 @@ def test_a_continuation_of_nothing_or_without_tokens_is_refused(wrong):
         likelihood()(model(), [wrong])
 
 
+@pytest.mark.slow
 def test_rows_are_compiled_once_a_length():
     """A second call with other requests of the same lengths compiles nothing."""
     scorer = likelihood()

@@ -3,6 +3,7 @@
 import contextlib
 import threading
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -28,6 +29,7 @@ ACTIONS = st.lists(
 )
 
 
+@pytest.mark.slow
 @given(ACTIONS)
 def test_buckets_add_up_to_the_nanosecond(actions):
     """After any sequence of calls every bucket has what passed while it was on, exactly."""

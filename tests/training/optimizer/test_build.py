@@ -107,6 +107,7 @@ def named(tree):
     return {n: hax.named(jnp.asarray(x, jnp.float32), AXES[n]) for n, x in tree.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("clip", [0.05, 100.0])
 def test_chain_is_adamw(clip):
     """Directions of five steps equal AdamW written out in NumPy, with and without clipping."""

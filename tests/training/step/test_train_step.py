@@ -219,6 +219,7 @@ def test_segments_begin_at_every_eos(row):
     assert Boundaries(eos_id=EOS).segments(jnp.asarray([row], jnp.int32)) is None
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(ROWS)
 def test_padding_is_eos_after_eos_and_does_not_count(row):
@@ -231,6 +232,7 @@ def test_padding_is_eos_after_eos_and_does_not_count(row):
     assert Boundaries(eos_id=EOS).counted(tokens) is None
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(ROWS)
 def test_ids_beyond_the_vocabulary_are_read_and_not_predicted(row):

@@ -225,6 +225,7 @@ def test_a_checkpoint_is_recorded_after_its_metrics_are_stored(root, tmp_path, m
     assert recorded == ([] if error else [((1, "path"), [1])])
 
 
+@pytest.mark.slow
 def test_secrets_of_the_environment_are_written_nowhere(root, tmp_path, monkeypatch):
     """A canary in the variables that keys are read from is in none of the files."""
     for name in ("WANDB_API_KEY", "HF_TOKEN", "GOOGLE_APPLICATION_CREDENTIALS"):

@@ -156,6 +156,7 @@ def test_damaged_newest_checkpoint_falls_back_loudly(whole, tmp_path):
     assert tiny.equal(model_of(got), model_of(want))
 
 
+@pytest.mark.slow
 def test_no_sound_checkpoint_stops_the_run(data, tmp_path):
     """With records of checkpoints that are all gone, training does not begin again."""
     gone = ((1, str(tmp_path / "gone")),)
