@@ -240,7 +240,7 @@ CHANGEABLE = (
 
 
 def check_same_parameters(old: TransformerConfig, new: TransformerConfig) -> None:
-    """Refuse to go on with a model's parameters as another model than `CHANGEABLE` allows."""
+    """Refuse to continue a model's parameters as another model than `CHANGEABLE` allows."""
     changed = [
         f"{field.name} {getattr(old, field.name)!r} -> {getattr(new, field.name)!r}"
         for field in dataclasses.fields(old)

@@ -84,7 +84,7 @@ def _own_runs(context: Context) -> list[RunRecord]:
 def is_run_of(record: RunRecord, experiment: Declaration[Any]) -> bool:
     """Whether a run is of the experiment: of its name, and its file.
 
-    On one host files are told apart by their paths, elsewhere by their names.
+    On one host files differ by their paths, elsewhere by their names.
     """
     mine, other = PurePath(experiment.file), PurePath(record.file)
     if host_name(record.driver) != host_name({"host": this_host()}):

@@ -1,6 +1,6 @@
 """The driver's operations on its store: an error of one never ends the steps that run.
 
-One whose error may pass is tried again with back-off for minutes, and the driver goes on meanwhile.
+One whose error may pass is tried again with back-off for minutes; the driver does not wait for it.
 """
 
 from __future__ import annotations

@@ -203,7 +203,7 @@ class Screen:
 class Log:
     """A file as a text stream that other processes, and C libraries, append to as well.
 
-    Whatever they do, nobody waits for a reader, and the text is in the file at once.
+    Whatever they do, no writer waits for a reader, and the text is in the file at once.
     """
 
     def __init__(self, path: str) -> None:

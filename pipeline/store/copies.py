@@ -1,7 +1,7 @@
 """Copies of outputs of other stores, so that no output depends on a store that others clean.
 
 A copy has the key, content and directory name of the original, and its own files. It is made under
-the lease of its directory and entered in a ledger, so one that was killed goes on where it ended.
+the lease of its directory and entered in a ledger, so one that was killed continues where it ended.
 """
 
 from __future__ import annotations

@@ -133,7 +133,7 @@ class Objects:
     def modified(self) -> float | None:
         try:
             return _seconds(self.fs.modified(self.path))
-        except (FileNotFoundError, NotImplementedError, KeyError):
+        except (FileNotFoundError, NotImplementedError, KeyError):  # a store without times
             return None
 
     def read(self) -> bytes:
