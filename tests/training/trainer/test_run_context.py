@@ -105,7 +105,6 @@ def test_observation_changes_no_bit(root, tmp_path, monkeypatch):
     assert tiny.equal(*both)
     traces = list((tmp_path / "runs" / "a" / "traces" / "step-00000003").rglob("*.xplane.pb"))
     assert traces
-    assert watched.seconds["other"] > unwatched.seconds["other"]
 
 
 @pytest.mark.parametrize("deaf", [False, True])
