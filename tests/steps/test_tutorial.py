@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import shutil
 from pathlib import Path
 
 import pytest
@@ -75,6 +76,7 @@ def of_the_problems() -> steps.Scores:
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed")
 def test_programs_of_the_model_are_judged(notebook, monkeypatch):
     """Eight steps teach no Python, so its answers fail where the given ones pass."""
     _, store = notebook
