@@ -14,6 +14,8 @@ from contextlib import contextmanager
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+from jax.typing import DTypeLike
 
 PRNG = "threefry2x32"
 FIXED: dict[str, Any] = {
@@ -52,6 +54,20 @@ def fixed_numerics() -> Iterator[None]:
             _inside -= 1
             if not _inside:
                 _update(_before)
+
+
+@contextmanager
+def exact_products(compute_dtype: DTypeLike) -> Iterator[None]:
+    """A context, or a decorator, for tracing: float32 products are float32 if all are to be.
+
+    By default TPUs round the operands of such a product to bfloat16, and GPUs to TF32. Kernels for
+    TPUs refuse this precision for operands of bfloat16, hence not in `FIXED`.
+    """
+    if jnp.dtype(compute_dtype) != jnp.float32:
+        yield
+        return
+    with jax.default_matmul_precision("float32"):
+        yield
 
 
 @fixed_numerics()

@@ -32,7 +32,7 @@ from models.layers.axes import (
     model_axes,
 )
 from models.layers.block import Attention, Mlp, rotary_angles
-from models.layers.embedding import look_up
+from models.layers.embedding import look_up, take_rows
 from models.layers.linear import truncated
 from models.layers.norms import Norm
 from models.layers.scan_layers import apply_layers, checkpoint_policy
@@ -221,8 +221,12 @@ class Transformer(eqx.Module):
                 )
             learned = self.position_embedding[POSITION, : at.size]
         else:
-            learned = self.position_embedding.take(POSITION, at)
-        return hax.auto_sharded((x + learned).rearrange(order)), None
+            rows = self.position_embedding.rearrange((POSITION, EMBED))
+            found = take_rows(rows.array, at.array)
+            learned = hax.named(found, (*at.axes, rows.resolve_axis(EMBED)))
+        # In float32, as then is the sum over the batch that is their gradient.
+        wide = x.astype(jnp.float32) + learned.astype(jnp.float32)
+        return hax.auto_sharded(wide.astype(x.dtype).rearrange(order)), None
 
     def normalised(self, embedded: NamedArray) -> NamedArray:
         """`embedded`, normalized if `TransformerConfig.embedding_norm` is set."""

@@ -24,7 +24,7 @@ from models.attention.backend_choice import choose_backend
 from models.generate.kv_cache import KVCache, decode, prefill
 from models.generate.sampling_config import Sampling
 from models.generate.token_sampling import Rules, choose
-from models.jax_numerics import fixed_numerics
+from models.jax_numerics import exact_products, fixed_numerics
 from models.layers.axes import BATCH, EMBED, POSITION, VOCAB
 from models.layers.scan_layers import split_layers
 from models.shape.config import TransformerConfig
@@ -106,13 +106,14 @@ def stream(
             f"found {tokens_per_yield}"
         )
     rules = Rules.of(sampling or Sampling())
-    return _fixed(_stream(model, prompts, new_tokens, rules, eos_id, tokens_per_yield))
+    parts = _stream(model, prompts, new_tokens, rules, eos_id, tokens_per_yield)
+    return _fixed(parts, model)
 
 
-def _fixed(parts: Iterator[list[list[int]]]) -> Iterator[list[list[int]]]:
+def _fixed(parts: Iterator[list[list[int]]], model: Transformer) -> Iterator[list[list[int]]]:
     """`parts`, each computed with `fixed_numerics`, which the caller's code does not run in."""
     while True:
-        with fixed_numerics():
+        with fixed_numerics(), exact_products(model.embedding.dtype):
             part = next(parts, None)
         if part is None:
             return
@@ -304,7 +305,8 @@ def next_token_logits(model: Transformer, rows: np.ndarray) -> np.ndarray:
         )
     tokens, _ = pad_prompts(model.config, rows.tolist())
     backend = backend_for(model.config, model.embedding.array, tokens.shape[1])
-    logits = _logits_of_rows(model, tokens, backend=backend)
+    with exact_products(model.embedding.dtype):
+        logits = _logits_of_rows(model, tokens, backend=backend)
     return np.asarray(logits)[:, : rows.shape[1]]
 
 

@@ -16,11 +16,22 @@ import dataclasses
 import math
 
 import jax
+import jax.numpy as jnp
 from jax import Array
 from jax.sharding import PartitionSpec
 
 from models.named import Axis
 from models.shape.config import TransformerConfig
+
+
+def sum_scatter(x: Array, axes: tuple[str, ...], dimension: int, *, wide: bool) -> Array:
+    """`x` summed over the devices along `axes`, of which each keeps its part along `dimension`.
+
+    A `wide` sum is computed in float32.
+    """
+    summed = x.astype(jnp.float32) if wide else x
+    summed = jax.lax.psum_scatter(summed, axes, scatter_dimension=dimension, tiled=True)
+    return summed.astype(x.dtype)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,11 +42,13 @@ class TableSplit:
         axes: mesh axes; empty when every device has the whole table between steps too.
         dimension: the dimension of the table that `axes` divide.
         stays: whether the table stays divided, by ids, in the lookup and in the matmul of the loss.
+        wide: whether sums over devices are computed in float32.
     """
 
     axes: tuple[str, ...] = ()
     dimension: int = 0
     stays: bool = False
+    wide: bool = False
 
     @property
     def spec(self) -> PartitionSpec:
@@ -49,12 +62,13 @@ class TableSplit:
             table_VE: this device's gradient of the whole table.
             tokens: mesh axes to sum over, `axes` included.
         """
+        dtype = table_VE.dtype
+        if self.wide:
+            table_VE = table_VE.astype(jnp.float32)
         if self.axes:
-            table_VE = jax.lax.psum_scatter(
-                table_VE, self.axes, scatter_dimension=self.dimension, tiled=True
-            )
+            table_VE = sum_scatter(table_VE, self.axes, self.dimension, wide=self.wide)
         others = tuple(name for name in tokens if name not in self.axes)
-        return jax.lax.psum(table_VE, others) if others else table_VE
+        return (jax.lax.psum(table_VE, others) if others else table_VE).astype(dtype)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,6 +83,7 @@ class MeshAxes:
             "embed" where `heads` divides the ids or the ids are not divisible.
         split_tables: whether tables divided by ids stay divided in the lookup and in the loss,
             where ids and hidden states are then all-gathered instead of the tables.
+        wide_sums: whether gradients and rows of tables are summed over devices in float32.
     """
 
     batch: tuple[str, ...]
@@ -76,6 +91,7 @@ class MeshAxes:
     sequence: tuple[str, ...] = ()
     tables: tuple[str, ...] = ()
     split_tables: bool = False
+    wide_sums: bool = False
 
     @property
     def tokens(self) -> tuple[str, ...]:
@@ -93,12 +109,13 @@ class MeshAxes:
 
     def table_split(self, vocab: int, embed: int) -> TableSplit:
         """The sharding of a table [vocab, embed] between steps."""
-        devices = self.shards(self.tables)
+        devices, whole = self.shards(self.tables), TableSplit(wide=self.wide_sums)
         if devices == 1:
-            return TableSplit()
+            return whole
         if not self.heads and vocab % devices == 0:
-            return TableSplit(self.tables, 0, self.split_tables)
-        return TableSplit(self.tables, 1) if embed % devices == 0 else TableSplit()
+            return TableSplit(self.tables, 0, self.split_tables, self.wide_sums)
+        by_embed = TableSplit(self.tables, 1, wide=self.wide_sums)
+        return by_embed if embed % devices == 0 else whole
 
 
 BATCH = "batch"

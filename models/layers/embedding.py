@@ -19,8 +19,9 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 from jax.sharding import AbstractMesh, PartitionSpec
+from jax.typing import DTypeLike
 
-from models.layers.axes import MeshAxes, TableSplit
+from models.layers.axes import MeshAxes, TableSplit, sum_scatter
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,27 +51,48 @@ def look_up(table_VE: Array, ids_BP: Array, mesh_axes: MeshAxes | None) -> Array
     """Rows [batch, position, embed] of a table [vocab, embed] for int32 ids in [0, V)."""
     table = TableSplit() if mesh_axes is None else mesh_axes.table_split(*table_VE.shape)
     if mesh_axes is None or not table.axes:
-        return jnp.take(table_VE, ids_BP, axis=0)
+        return take_rows(table_VE, ids_BP)
     rows = PartitionSpec(mesh_axes.batch, mesh_axes.sequence or None)
     # Capture the mesh: the backward pass is traced when it is no longer set.
     sharding = _Sharding(jax.sharding.get_abstract_mesh(), rows, mesh_axes.tokens, table)
     if not table.stays:
         return _from_whole(sharding, table_VE, ids_BP)
-    part = functools.partial(_from_part, table.axes)
+    part = functools.partial(_from_part, table, table_VE.dtype)
+    if table.wide:  # as is then the sum of the part's gradients over devices with the same part
+        table_VE = table_VE.astype(jnp.float32)
     return sharding.map(part, table_VE, ids_BP, specs=(table.spec, rows), out=rows)
 
 
-def _from_part(tables: tuple[str, ...], part_VE: Array, ids_BP: Array) -> Array:
-    """Rows for this device's ids, where each device along `tables` has a part of the table.
+def _from_part(split: TableSplit, dtype: DTypeLike, part_VE: Array, ids_BP: Array) -> Array:
+    """Rows for this device's ids, where each device along `split.axes` has a part of the table.
 
     Each id belongs to one device; the others contribute zeros, so the sum is exact.
     """
-    ids = jax.lax.all_gather(ids_BP, tables, axis=0, tiled=True)
-    local = ids - jax.lax.axis_index(tables) * part_VE.shape[0]
+    ids = jax.lax.all_gather(ids_BP, split.axes, axis=0, tiled=True)
+    local = ids - jax.lax.axis_index(split.axes) * part_VE.shape[0]
     present = (local >= 0) & (local < part_VE.shape[0])
-    found = jnp.take(part_VE, jnp.where(present, local, 0), axis=0)
+    found = take_rows(part_VE.astype(dtype), jnp.where(present, local, 0))
     found = jnp.where(present[..., None], found, jnp.zeros((), found.dtype))
-    return jax.lax.psum_scatter(found, tables, scatter_dimension=0, tiled=True)
+    return sum_scatter(found, split.axes, 0, wide=split.wide)
+
+
+@jax.custom_vjp
+def take_rows(table_NE: Array, ids: Array) -> Array:
+    """Rows [..., embed] of a table for ids [...] inside it; their gradients add up in float32."""
+    return jnp.take(table_NE, ids, axis=0)
+
+
+def _take(table_NE: Array, ids: Array) -> tuple[Array, tuple[Array, Array]]:
+    return jnp.take(table_NE, ids, axis=0), (table_NE, ids)
+
+
+def _add_rows(residuals: tuple[Array, Array], rows_bar: Array) -> tuple[Array, None]:
+    table_NE, ids = residuals  # only the table's shape is used
+    zero = jnp.zeros(table_NE.shape, jnp.float32)
+    return zero.at[ids].add(rows_bar.astype(jnp.float32)).astype(rows_bar.dtype), None
+
+
+take_rows.defvjp(_take, _add_rows)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -81,8 +103,7 @@ def _from_whole(sharding: _Sharding, table_VE: Array, ids_BP: Array) -> Array:
 def _forward(
     sharding: _Sharding, table_VE: Array, ids_BP: Array
 ) -> tuple[Array, tuple[Array, Array]]:
-    # The backward pass uses only the shape of the table.
-    return jnp.take(table_VE, ids_BP, axis=0), (table_VE, ids_BP)
+    return _take(table_VE, ids_BP)
 
 
 def _backward(
@@ -91,7 +112,7 @@ def _backward(
     table_VE, ids_BP = residuals
 
     def local(ids: Array, bar: Array) -> Array:
-        whole = jnp.zeros(table_VE.shape, bar.dtype).at[ids].add(bar)
+        whole, _ = _add_rows((table_VE, ids), bar)
         return sharding.table.reduce(whole, sharding.tokens)
 
     specs, out = (sharding.rows, sharding.rows), sharding.table.spec

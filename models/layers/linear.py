@@ -99,7 +99,11 @@ class Linear(eqx.Module):
         `axis` and `out` must be the only axes of the matrix, see `flattened`.
         """
         y = matmul(x, self.matrix, axis, out)
-        return y if self.bias is None else (y + self.bias).rearrange(y.axes)
+        if self.bias is None:
+            return y
+        # In float32, as then is the sum over all tokens that is the bias's gradient.
+        wide = y.astype(jnp.float32) + self.bias.astype(jnp.float32)
+        return wide.rearrange(y.axes).astype(y.dtype)
 
     def flattened(self, axes: tuple[str, ...], name: str) -> Linear:
         """The same linear map with `axes` merged into one axis `name`, the first one outermost.

@@ -33,7 +33,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.sharding import PartitionSpec
 
-from models.layers.axes import MeshAxes, TableSplit
+from models.layers.axes import MeshAxes, TableSplit, sum_scatter
 from models.shape.footprint import check_chunks
 
 _NO_PROBABILITY = -1e9  # exp is 0; finite, so that 0 times the soft cap's derivative is 0, not NaN
@@ -45,11 +45,12 @@ class IdParts:
 
     `axes` are mesh axes of the surrounding `shard_map` that divide the ids, in order; empty where
     every device has all ids. Devices along them have different sequences of the batch. `count` is
-    the number of ids; None where no logits are padding.
+    the number of ids; None where no logits are padding. `wide`: see `MeshAxes.wide_sums`.
     """
 
     axes: tuple[str, ...] = ()
     count: int | None = None
+    wide: bool = False
 
     def mask(self, logits: Array) -> Array:
         """`logits` with the padding of the vocabulary masked."""
@@ -65,9 +66,7 @@ class IdParts:
 
     def scatter_rows(self, x: Array, axis: int) -> Array:
         """`x` summed over the devices that share the ids and scattered along `axis`."""
-        if not self.axes:
-            return x
-        return jax.lax.psum_scatter(x, self.axes, scatter_dimension=axis, tiled=True)
+        return sum_scatter(x, self.axes, axis, wide=self.wide) if self.axes else x
 
     def log_sum_exp(self, logits: Array) -> Array:
         """Log-sum-exp over all ids, [batch, position]."""
@@ -265,7 +264,7 @@ def _over_devices(run: Any, options: LossOptions, *arrays: Array) -> Any:
         # shard_map whose axes all have size 1.
         return run(IdParts(count=id_count), *arrays)
     table = mesh_axes.table_split(*head.shape)
-    ids = IdParts(table.axes if table.stays else (), id_count)
+    ids = IdParts(table.axes if table.stays else (), id_count, table.wide)
     # Devices along `ids.axes` gathered each other's sequences: their sums are already equal.
     different = tuple(name for name in tokens if name not in ids.axes)
 

@@ -65,8 +65,11 @@ class Violation(AssertionError):
     """What a system under a fault did and must not do; `seed` replays it."""
 
     def __init__(self, seed: int, message: str) -> None:
-        super().__init__(message)
-        self.seed = seed
+        super().__init__(seed, message)  # of which a copy is made in another process
+        self.seed, self._message = seed, message
+
+    def __str__(self) -> str:
+        return self._message
 
 
 def gather() -> dict[int, list[Fault]]:

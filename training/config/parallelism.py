@@ -141,6 +141,9 @@ class Parallelism:
         optimizer_memory: memory of the optimizer state between steps: "device", "host" (a step
             copies it to the device; https://arxiv.org/abs/2101.06840) or "auto" (the device,
             unless nothing fits).
+        sums: dtype in which gradients of tables are summed over devices: "compute" (the compute
+            dtype, on a CPU float32) or "float32", which sends twice the bytes. Each device adds up
+            its own tokens and microbatches in float32 in any case.
     """
 
     sharding: Sharding = "auto"
@@ -149,6 +152,7 @@ class Parallelism:
     tensor: Count = 1
     rules: AxisRules = AxisRules()
     optimizer_memory: Literal["auto", "device", "host"] = "auto"
+    sums: Literal["compute", "float32"] = "compute"
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -17,6 +17,7 @@ from data.tokenizer.text_tokenizer import TextTokenizer
 from models.generate.generate import NO_TOKEN, advance, begin, cache_length, check, pad_prompts
 from models.generate.sampling_config import Sampling
 from models.generate.token_sampling import Rules
+from models.jax_numerics import exact_products
 from models.layers.norms import cast
 from models.layers.scan_layers import split_layers
 from models.shape.config import TransformerConfig
@@ -52,6 +53,7 @@ class Sampler:
         # Both back ends are plain JAX, which the compiler can partition over any mesh.
         backend = "reference" if tokens.shape[1] <= _REFERENCE_MAX_PROMPT else "blockwise"
 
+        @exact_products(compute_dtype)
         def sample(model: Transformer) -> jax.Array:
             compute_params = cast(model, jnp.dtype(compute_dtype))
             rules, end = Rules.of(sampling), jnp.int32(eos)

@@ -23,6 +23,7 @@ import numpy as np
 
 import models.named as hax
 from data.tokenizer.text_tokenizer import TextTokenizer
+from models.jax_numerics import exact_products
 from models.layers.axes import BATCH, POSITION
 from models.layers.norms import cast
 from models.loss.next_token import score_tokens
@@ -141,7 +142,7 @@ def _make_step(
             attention="auto",
         )
         backend = attention_backend(config, of_length, layout.platform).backend
-        with layout.activations():
+        with layout.activations(), exact_products(train.compute_dtype):
             nll, best = score_tokens(
                 layout.gather_model(cast(model, jnp.dtype(train.compute_dtype))),
                 hax.named(tokens, (BATCH, POSITION)),

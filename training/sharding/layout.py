@@ -132,7 +132,13 @@ class Layout:
             sequence=self._several(self.rules.axes("position")),
             tables=self._several(tuple(axis for axis in batch if axis in split)),
             split_tables=self.rules.splits_tables,
+            wide_sums=self.wide_sums,
         )
+
+    @property
+    def wide_sums(self) -> bool:
+        """Whether sums over devices are float32: a CPU's compiler fails at those of bfloat16."""
+        return self.parallel.sums == "float32" or self.platform == "cpu"
 
     def forward(self, backend: str, **options: Any) -> Forward:
         """A forward pass on this mesh with an attention back end; `options` are of `Forward`."""

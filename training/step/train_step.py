@@ -31,6 +31,7 @@ import jax.numpy as jnp
 import optax
 
 import models.named as hax
+from models.jax_numerics import exact_products
 from models.layers.axes import BATCH, POSITION
 from models.layers.norms import cast
 from models.loss.next_token import next_token_loss, score_tokens
@@ -109,7 +110,7 @@ def make_evaluation_step(
         model: Transformer, stored: jax.Array, lengths: jax.Array, token_bytes: jax.Array
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
         tokens = boundaries.tokens(stored)
-        with layout.activations():
+        with layout.activations(), exact_products(config.compute_dtype):
             compute_params = cast(model, jnp.dtype(config.compute_dtype))
             nll, _ = score_tokens(
                 layout.gather_model(compute_params),
@@ -276,7 +277,8 @@ def make_train_step(
     config, layout = loss_function.config, loss_function.layout
 
     def train_step(state: TrainState, tokens: jax.Array) -> tuple[TrainState, Metrics]:
-        sums, summed = loss_function.gradients(state.model, tokens)
+        with exact_products(config.compute_dtype):  # the backward pass too
+            sums, summed = loss_function.gradients(state.model, tokens)
         count = jnp.maximum(sums.count, 1.0)  # a batch without counted tokens has gradients of 0
         gradients = jax.tree.map(lambda g: g / count, summed)
         if layout.parallel.optimizer_memory == "host":

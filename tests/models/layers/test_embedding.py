@@ -1,5 +1,6 @@
 """The lookup over devices against a plain one: rows, the table's gradient, and where it lies."""
 
+import dataclasses
 import re
 
 import jax
@@ -57,6 +58,19 @@ def test_rows_and_gradient_are_those_of_one_device(shape, mesh_axes, vocab):
         got, rows = gradient(mesh_axes)(table, ids, weights)
     np.testing.assert_array_equal(rows, np.asarray(table)[ids])
     np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(("shape", "mesh_axes", "vocab"), CASES.values(), ids=CASES)
+def test_bfloat16_rows_of_one_id_add_up_in_float32(shape, mesh_axes, vocab):
+    """A device reads an id more than 256 times, where a bfloat16 sum of ones stays as it is."""
+    mesh_axes = dataclasses.replace(mesh_axes, wide_sums=True)  # as on CPUs
+    table = jnp.zeros((vocab, 8), jnp.bfloat16)
+    ids = np.zeros((8, 4096), np.int32)
+    with jax.set_mesh(small.mesh(**shape)):
+        got, _ = gradient(mesh_axes)(table, ids, jnp.ones((*ids.shape, 8), jnp.bfloat16))
+    assert got.dtype == jnp.bfloat16
+    np.testing.assert_array_equal(np.asarray(got, np.float32)[0], 8 * 4096)
+    assert not np.asarray(got, np.float32)[1:].any()
 
 
 @pytest.mark.parametrize("name", ["by_ids", "by_embed", "never_whole"])

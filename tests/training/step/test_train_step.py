@@ -121,6 +121,30 @@ def test_a_mesh_computes_what_one_device_does(devices, changes):
         np.testing.assert_allclose(found, want, rtol=0, atol=1e-5 * np.abs(want).max())
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_products_of_float32_are_float32_on_every_platform(dtype):
+    """Every product of a step in float32 says so, also in the backward pass."""
+    text = tiny.program(compute_dtype=dtype).lower().as_text()
+    products = [line for line in text.splitlines() if "stablehlo.dot_general" in line]
+    exact = [line for line in products if "precision = [HIGHEST, HIGHEST]" in line]
+    assert len(products) > 20
+    assert exact == (products if dtype == "float32" else [])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["zero1-tensor2", "data2-fsdp2-micro2", "split-tables-sequence2"])
+def test_a_bfloat16_step_runs_on_every_layout(name):
+    """A CPU's compiler aborts the process at a sum over devices in bfloat16."""
+    devices, changes = MESHES[name]
+    batches = [tiny.random_tokens(i) for i in range(2)]
+    one, several = (
+        run(tiny.program(n, model=tiny.FOUR_WAYS, compute_dtype="bfloat16", **more), batches)[1]
+        for n, more in ((1, {}), (devices, changes))
+    )
+    losses = [[row["loss"] for row in rows] for rows in (one, several)]
+    np.testing.assert_allclose(*losses, rtol=0, atol=2e-3)
+
+
 @pytest.mark.slow
 def test_moments_may_be_split_where_parameters_are_not():
     """Each has rules of its own: here parameters are whole on every device, moments are halves."""
