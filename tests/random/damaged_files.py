@@ -134,7 +134,8 @@ def damaged(how: str, draw: random.Random, data: bytes, other: bytes) -> bytes:
     elif how == "tail":
         del found[:begin]
     elif how == "insert":
-        found[begin:begin] = draw.choice((draw.randbytes(end - begin), data[begin:end]))
+        again = data[begin:end][: size - 1]  # the whole file twice is a sound one
+        found[begin:begin] = draw.choice((draw.randbytes(end - begin), again))
     elif how == "delete":
         del found[begin:end]
     elif how == "move":

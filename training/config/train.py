@@ -94,6 +94,8 @@ class TrainConfig:
         parallel: sharding over the devices, see `training.config.parallelism`.
         unroll: cycles of layers (of `window_pattern`) per iteration of the compiled loop.
         loss_chunks: chunks in which the logits are computed, or "auto".
+        compiler_options: (name, value) pairs that the compiler gets besides those of
+            `training.cost.compiler_options`; the value "default" leaves one of these out.
         trackers: trackers that get the rows of `metrics.jsonl`: "tensorboard", "wandb", "trackio".
         profile: (first step, number of steps) to trace, see `training.metrics.profiler`.
     """
@@ -127,6 +129,7 @@ class TrainConfig:
     parallel: Annotated[Parallelism, Runtime] = Parallelism()
     unroll: Annotated[Count, Runtime] = 1
     loss_chunks: Annotated[Count | Literal["auto"], Runtime] = "auto"
+    compiler_options: Annotated[tuple[tuple[str, str], ...], Runtime] = ()
     trackers: Annotated[tuple[Tracker, ...], Runtime] = ()
     profile: Annotated[tuple[Count, Count] | None, Runtime] = None
 

@@ -26,8 +26,9 @@ from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, use_abstract_mesh
 
 import models.named as hax
-from models.layers.axes import MeshAxes
+from models.layers.axes import LAYERS, MeshAxes
 from models.transformer import Forward
+from pipeline.accelerators import chip_of
 from pipeline.errors import InputError
 from training.config import Parallelism
 from training.config.parallelism import FSDP, MESH_AXES, AxisRules, Rules, assign
@@ -97,6 +98,12 @@ class Layout:
     @property
     def platform(self) -> str:
         return self.mesh.devices.flat[0].platform
+
+    @property
+    def chip(self) -> str:
+        """The chips' name in `pipeline.accelerators`; empty for others."""
+        found = chip_of(self.mesh.devices.flat[0].device_kind)
+        return "" if found is None else found.name
 
     @property
     def rules(self) -> AxisRules:
@@ -207,7 +214,11 @@ class Layout:
     def _sharding(self, leaf: Any, rules: Rules) -> Any:
         if not is_named(leaf):
             return self.replicated
-        found = assign({axis.name: axis.size for axis in leaf.axes}, rules, self.mesh.shape)
+        sizes = {axis.name: axis.size for axis in leaf.axes}
+        if len(sizes.keys() - {LAYERS}) == 1:
+            # A norm's weight or a bias is smaller than what gathering it costs.
+            rules = tuple((name, axes) for name, axes in rules if FSDP not in axes)
+        found = assign(sizes, rules, self.mesh.shape)
         spec = (_one_or_several(found.get(axis.name)) for axis in leaf.axes)
         sharding = NamedSharding(self.mesh, PartitionSpec(*spec))
         return hax.NamedArray(sharding, leaf.axes)  # pyrefly: ignore

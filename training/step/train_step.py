@@ -38,12 +38,12 @@ from models.loss.next_token import next_token_loss, score_tokens
 from models.named import NamedArray
 from models.transformer import Transformer
 from training.config import TrainConfig
+from training.cost.compiler_options import compiler_options
 from training.cost.memory_plan import logit_budget
 from training.optimizer import Schedule
 from training.sharding.layout import Layout
 from training.step.state import (
     TrainState,
-    compiler_options,
     ema_weight,
     is_spike,
     remember,
@@ -301,7 +301,9 @@ def make_train_step(
     return jax.jit(
         train_step,
         donate_argnums=0,
-        compiler_options=compiler_options(layout.platform),
+        compiler_options=dict(
+            compiler_options(layout.platform, layout.chip, layout.devices, config.compiler_options)
+        ),
         in_shardings=(target, layout.batch),
         out_shardings=(target, layout.replicated),
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import textwrap
 from collections.abc import Callable
 from typing import Any
 
@@ -22,6 +23,8 @@ from training.config import TrainConfig
 from training.config.batch_schedule import rows_read
 from training.config.train import INSTALL, TRACKERS
 from training.cost import step_time
+from training.cost.compiler_options import compiler_options
+from training.cost.memory_plan import Devices
 from training.cost.resolved_run import ResolvedRun, lint, resolve_run
 from training.cost.step_time import Forecast, forecast
 
@@ -59,6 +62,7 @@ def training_facts(node: Node, results: Results) -> Facts:
     }
     if not fit.fits:
         return _too_large(run, fit, lines, data)
+    lines += _program(run, resolved, devices, data)
     lines += _speed(run, fit, step, chip, data)
     if run.steps:
         lines += _whole_run(run, resolved, step, chip, data)
@@ -201,6 +205,22 @@ def _speed(
     length, kind = run.train.sequence_length, run.hardware.kind
     wasted = lint(run.model, fit.train.parallel, platform=kind, sequence_length=length)
     return [*lines, *(f"            {sentence}" for sentence in wasted)]
+
+
+def _program(
+    run: DeclaredRun, resolved: ResolvedRun, devices: Devices, data: dict[str, Any]
+) -> list[str]:
+    """The attention back end with its reason, and the options of the compiler."""
+    chosen, changed = resolved.largest.backend, run.train.compiler_options
+    options = compiler_options(devices.platform, devices.chip, devices.count, changed)
+    data["program"] = {
+        "attention": chosen.backend,
+        "reason": chosen.reason,
+        "compiler_options": dict(options),
+    }
+    named = ", ".join(f"{name}={value}" for name, value in sorted(options.items())) or "none"
+    wrapped = textwrap.wrap(f"compiler options: {named}", 88, break_long_words=False)
+    return [f"program     {chosen.reason}", *(f"            {line}" for line in wrapped)]
 
 
 def _whole_run(

@@ -43,7 +43,17 @@ def test_embed_must_be_divisible_by_the_group():
     """An embed that the group does not divide is refused, naming both."""
     layout = make_layout(jax.devices(), Parallelism(sharding="fsdp"))
     with pytest.raises(InputError, match="embed 12 is not divisible by the 8 devices"):
-        layout.shardings(hax.zeros(hax.Axis("embed", 12)))
+        layout.shardings(hax.zeros((hax.Axis("mlp", 4), hax.Axis("embed", 12))))
+
+
+def test_vectors_are_not_split():
+    """Norm weights and biases are whole on every device, also stacked by layer."""
+    layout = make_layout(jax.devices(), Parallelism(sharding="fsdp"))
+    layers, embed, mlp = (hax.Axis(name, 16) for name in ("layers", "embed", "mlp"))
+    found = layout.shardings(
+        [hax.zeros(embed), hax.zeros((layers, embed)), hax.zeros((embed, mlp))]
+    )
+    assert [each.array.is_fully_replicated for each in found] == [True, True, False]
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ SCRIPT = """
 import dataclasses, json, sys
 from models.shape.config import TransformerConfig
 from training.config import OptimizerConfig, TrainConfig
-from tests.training.hlo import cost
+from tests.training.hlo import COLLECTIVE, LAYER_LOOP, cost, parse, walk
 from training.preflight import describe
 from training.config.parallelism import Parallelism
 from training.step.program import build_program
@@ -51,7 +51,31 @@ away = dataclasses.replace(
     parallel=Parallelism(sharding="zero1", optimizer_memory="host"),
 )
 moved = build_program(model, OptimizerConfig(), away, devices, eos_id=0).lower().compile()
+module = parse(text)
+beside = {  # the SparseCores' own computations
+    i.attribute("to_apply") or i.attribute("calls")
+    for c in module.computations.values()
+    for i in c.instructions.values()
+    if i.opcode in ("call-start", "async-start")
+}
+visits = list(walk(module))
+waited = [
+    sum(array.bytes for array in v.instruction.arrays)
+    for v in visits
+    if COLLECTIVE.fullmatch(v.instruction.opcode) and v.computation.name not in beside
+    and any(LAYER_LOOP in loop for loop in v.loops)
+]
+narrow = [
+    v.instruction.op_name
+    for v in visits
+    if v.instruction.opcode in ("reduce", "scatter", "reduce-window")
+    and any(a.dtype == "bf16" for a in v.instruction.arrays)
+    and "add" in module.computations[v.instruction.attribute("to_apply")].root.opcode
+]
 print(json.dumps({
+    "beside": len(beside),
+    "waited": waited,
+    "narrow": narrow,
     "backend": program.backend,
     "parameters": model.parameter_count,
     "kernels": sum("tpu_custom_call" in line for line in text.splitlines()),
@@ -100,6 +124,11 @@ def test_train_step_compiles_for_v6e():
     # Gradients are reduced layer by layer; nothing goes around in a ring.
     assert found["in_layer_loops"] > 0
     assert found["permute"] == 0
+    # Collectives run beside the matmuls; in loops over layers only sums of vectors are waited for.
+    assert found["beside"] > 10
+    assert sum(found["waited"]) < 16_384
+    # What many tokens meet in is summed in float32.
+    assert found["narrow"] == []
     # Two slices are joined along the data axis: what goes between them is a chip's quarter of the
     # gradients, in bfloat16, the tied table's once more and in float32 for the head, and few sums.
     assert found["mesh"] == [[0] * 4, [1] * 4]

@@ -1,0 +1,52 @@
+"""The options with which a train step is compiled: one table, by kind of device and their number.
+
+None has run on a TPU of ours: what an option does was read off the programs that libtpu makes.
+`TrainConfig.compiler_options` adds options, and turns each of these off.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+
+DEFAULT = "default"
+"""The value that leaves an option as the compiler has it."""
+
+_TPU = {
+    # 96 MiB (v6e has 128) instead of 32 for one operation, as MaxText and Marin use on v6e; matmuls
+    # then read their operands fewer times, and large attention tiles compile.
+    "xla_tpu_scoped_vmem_limit_kib": "98304",
+    # A threshold that no matmul reaches, so XLA never turns a matmul with a gathered operand into a
+    # ring of small matmuls. With embed 1024 on 16 chips these contract over 64 elements at a time
+    # and use a quarter of the matrix unit.
+    "xla_jf_spmd_threshold_for_windowed_einsum_mib": "1000000",
+    # This pass moves the all-reduce of gradients behind the last microbatch. It moves none of this
+    # step's all-reduces, and in libtpu 0.0.42.1 it fails where embedding and head are not tied and
+    # the state is split ("zero1").
+    "xla_disable_hlo_passes": "while-loop-all-reduce-code-motion",
+}
+# Collectives run on the SparseCores, beside the matmuls, instead of making them wait: without, no
+# collective of an FSDP step overlaps with anything. Fusing them with matmuls instead
+# (`xla_tpu_enable_async_collective_fusion`) hides fewer, and libtpu 0.0.50.1 refuses it on v6e.
+_SPARSE_CORE = {
+    "xla_tpu_enable_sparse_core_collective_offload_all_gather": "true",
+    "xla_tpu_enable_sparse_core_collective_offload_all_reduce": "true",
+    "xla_tpu_enable_sparse_core_collective_offload_reduce_scatter": "true",
+    "xla_tpu_enable_all_reduce_offload_tracing": "true",
+    "xla_tpu_use_tc_device_shape_on_sc": "true",
+    "xla_sc_disable_megacore_partitioning": "true",
+    "xla_sc_enable_instruction_fusion": "false",
+}
+_HAVE_SPARSE_CORES = frozenset({"v6e"})  # of which programs were compiled and read
+_GPU = {"xla_gpu_enable_latency_hiding_scheduler": "true"}
+
+
+def compiler_options(
+    platform: str, chip: str, devices: int, changed: Iterable[tuple[str, str]] = ()
+) -> Mapping[str, str]:
+    """Options of XLA by name, for `jax.jit`; `chip` is a name of `pipeline.accelerators`, or ""."""
+    found = {"tpu": _TPU, "gpu": _GPU if devices > 1 else {}}.get(platform, {})
+    if devices > 1 and chip in _HAVE_SPARSE_CORES:
+        found = {**found, **_SPARSE_CORE}
+    found = {**found, **dict(changed)}
+    return MappingProxyType({name: v for name, v in found.items() if v != DEFAULT})
