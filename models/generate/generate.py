@@ -143,9 +143,11 @@ def _stream(
     )
     first, ended = jax.device_get((state.token, state.left == 0))
     yield [[int(token)] for token in first]
-    outer, blocks = eqx.tree_at(lambda m: m.blocks, model, None), _split(model.blocks.stacked)
+    blocks = None
+    if model.embedding.array.devices().pop().platform == "cpu":
+        model, blocks = eqx.tree_at(lambda m: m.blocks, model, None), _split(model.blocks.stacked)
     while not ended.all():
-        made, state = _advance(outer, blocks, state, rules, eos, jnp.int32(tokens_per_yield))
+        made, state = _advance(model, blocks, state, rules, eos, jnp.int32(tokens_per_yield))
         ids, ended = jax.device_get((made, state.left == 0))
         yield [[int(token) for token in row if token != NO_TOKEN] for row in ids]
 
@@ -242,7 +244,7 @@ def begin(
 
 def advance(
     model: Transformer,
-    blocks: tuple[Block, ...],
+    blocks: tuple[Block, ...] | None,
     state: State,
     rules: Rules,
     eos: Array,
@@ -250,7 +252,10 @@ def advance(
     *,
     most: int = MAX_TOKENS_PER_CALL,
 ) -> tuple[Array, State]:
-    """Up to `new_tokens` more tokens per row, int32 [batch, most] with `NO_TOKEN` behind them."""
+    """Up to `new_tokens` more tokens per row, int32 [batch, most] with `NO_TOKEN` behind them.
+
+    `blocks` are those of `decode`: split ones hold the model twice, and save time on a CPU.
+    """
     keys = rules.keys(state.token.shape[0])
 
     def unfinished(carry: tuple[Array, Array, State]) -> Array:

@@ -13,6 +13,7 @@ keep all positions.
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -27,6 +28,7 @@ from models.layers.axes import (
     HEAD_SIZE,
     KEY_POSITION,
     KV_HEADS,
+    LAYERS,
     POSITION,
     Q_PER_KV,
     TOKENS_FIRST,
@@ -98,7 +100,7 @@ def _pad_slots(made: Array, model: Transformer, positions: int) -> tuple[NamedAr
 
 def decode(
     model: Transformer,
-    blocks: tuple[Block, ...],
+    blocks: tuple[Block, ...] | None,
     tokens: Array,
     positions: Array,
     cache: KVCache,
@@ -106,15 +108,16 @@ def decode(
     """Final hidden states of one more token per row, and the cache with that token added.
 
     `tokens` and their `positions` are int32 [batch]; the slots before these are filled. `blocks`
-    are those of `split_layers`, and the model's own are not read. A donated cache is updated in
-    place.
+    are those of `split_layers`, and the model's own are not read; without, these are scanned.
     """
     Batch = Axis(BATCH, tokens.shape[0])
     here = hax.named(positions, Batch)
     x, angles = model.embed(hax.named(tokens, Batch), (BATCH, EMBED), positions=here)
-    keys, values = [], []
-    layers = zip(blocks, cache.keys, cache.values, model.config.windows, strict=True)
-    for block, past_keys, past_values, window in layers:
+
+    def one_layer(
+        layer: tuple[Any, ...], x: NamedArray, window: int | None
+    ) -> tuple[NamedArray, tuple[NamedArray, NamedArray]]:
+        block, past_keys, past_values = layer
         attention = partial(
             attend_to_past,
             past_keys=past_keys,
@@ -124,9 +127,36 @@ def decode(
             soft_cap=model.config.attention_soft_cap,
         )
         x, (k, v) = block(x, angles, attention)
-        keys.append(_write(past_keys, k, positions))
-        values.append(_write(past_values, v, positions))
+        return x, (_write(past_keys, k, positions), _write(past_values, v, positions))
+
+    windows = model.config.windows
+    if blocks is None:
+        x, (keys, values) = _scanned(model.blocks.stacked, cache, x, one_layer, windows)
+    else:
+        made = []
+        for *layer, window in zip(blocks, cache.keys, cache.values, windows, strict=True):
+            x, written = one_layer(tuple(layer), x, window)
+            made.append(written)
+        keys, values = zip(*made, strict=True)
     return model.final_norm(x), KVCache(tuple(keys), tuple(values))
+
+
+def _scanned(
+    stacked: Block, cache: KVCache, x: NamedArray, one_layer: Any, windows: tuple[int | None, ...]
+) -> tuple[NamedArray, tuple[list[NamedArray], ...]]:
+    """`x` after all layers, whose parameters stay stacked, and each layer's keys and values."""
+    slots = cache.keys[0].axes
+    past = [
+        hax.named(jnp.stack([layer.array for layer in each]), (Axis(LAYERS, len(each)), *slots))
+        for each in (cache.keys, cache.values)
+    ]
+
+    def arrays(layer: Any, x: NamedArray, window: int | None) -> tuple[NamedArray, Any]:
+        x, written = one_layer(layer, x, window)
+        return x, tuple(each.rearrange(slots).array for each in written)
+
+    x, made = collect_layers((stacked, *past), x, arrays, windows)
+    return x, tuple([hax.named(each[i], slots) for i in range(len(windows))] for each in made)
 
 
 def attend_to_past(

@@ -67,7 +67,8 @@ class Sampler:
                 positions=positions,
                 backend=backend,
             )
-            blocks = split_layers(compute_params.blocks.stacked)
+            stacked = compute_params.blocks.stacked
+            blocks = split_layers(stacked) if layout.platform == "cpu" else None
             first, turns = state.token, jnp.int32(new_tokens - 1)
             rest, _ = advance(
                 compute_params, blocks, state, rules, end, turns, most=max(1, new_tokens - 1)
