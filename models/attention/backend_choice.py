@@ -7,8 +7,10 @@ from typing import NamedTuple
 from models.shape.splash_tiles import LANES, only_narrow_tiles
 from pipeline.errors import InputError
 
-BACKENDS = ("reference", "blockwise", "splash", "cudnn")
-KERNEL_OF = {"tpu": "splash", "gpu": "cudnn"}
+BACKENDS = ("reference", "blockwise", "splash", "cudnn", "triton")
+KERNELS_OF = {"tpu": ("splash",), "gpu": ("cudnn", "triton")}
+"""By platform; "auto" takes the first that can run."""
+TRITON_TILE = 128
 BLOCKWISE_FROM = 256
 """Sequence length from which `blockwise` is faster than `reference` on a CPU."""
 DTYPES = ("bfloat16", "float16")
@@ -46,35 +48,41 @@ def choose_backend(
             f"attention: expected auto, {', '.join(BACKENDS[:-1])} or {BACKENDS[-1]}, "
             f"found {requested!r}; auto is safe"
         )
-    kernel = KERNEL_OF.get(platform)
-    asked = kernel if requested == "auto" else requested
-    needs = {kernel: platform for platform, kernel in KERNEL_OF.items()}.get(asked or "", platform)
-    obstacle = f"it needs platform {needs} and this is {platform}" if needs != platform else None
-    obstacle = obstacle or kernel_obstacle(
-        asked or "blockwise",
-        position=position,
-        head_size=head_size,
-        soft_cap=soft_cap,
-        segments=segments,
-        dtype=dtype,
-        sequence_shards=sequence_shards,
-    )
+
+    def obstacle_of(backend: str) -> str | None:
+        needs = next((p for p, kernels in KERNELS_OF.items() if backend in kernels), platform)
+        if needs != platform:
+            return f"it needs platform {needs} and this is {platform}"
+        return kernel_obstacle(
+            backend,
+            position=position,
+            head_size=head_size,
+            soft_cap=soft_cap,
+            segments=segments,
+            window=window,
+            dtype=dtype,
+            sequence_shards=sequence_shards,
+        )
+
     if requested != "auto":
-        if obstacle:
+        if obstacle := obstacle_of(requested):
             raise InputError(
                 f'attention: {requested} cannot run, {obstacle}; use "auto" or "blockwise"'
             )
         return BackendChoice(requested, f"{requested} attention: requested")
+    found = {kernel: obstacle_of(kernel) for kernel in KERNELS_OF.get(platform, ())}
+    possible = [kernel for kernel, obstacle in found.items() if obstacle is None]
+    others = "".join(f"; not {kernel}: {why}" for kernel, why in found.items() if why)
     backend, shape = "blockwise", f"{position} positions on {platform}"
-    if kernel is None and position < BLOCKWISE_FROM:
+    if not found and position < BLOCKWISE_FROM:
         backend, more = "reference", ", where blockwise is not faster"
-    elif kernel is None:
+    elif not found:
         more = f" that attend to up to {position if window is None else min(window, position)}"
-    elif obstacle:
-        more = f"; not {kernel}: {obstacle}"
+    elif not possible:
+        more = others
     else:
-        backend, more = kernel, ""
-        if kernel == "splash" and only_narrow_tiles(position, head_size, sequence_shards):
+        backend, more = possible[0], others if possible[0] != next(iter(found)) else ""
+        if backend == "splash" and only_narrow_tiles(position, head_size, sequence_shards):
             more = ", with slow tiles: only 128 divides the sequence length; use a multiple of 512"
     return BackendChoice(backend, f"{backend} attention: auto, {shape}{more}")
 
@@ -86,6 +94,7 @@ def kernel_obstacle(
     head_size: int,
     soft_cap: float | None,
     segments: bool,
+    window: int | None,
     dtype: str,
     sequence_shards: int,
 ) -> str | None:
@@ -110,6 +119,17 @@ def kernel_obstacle(
             return f"it computes in {' or '.join(DTYPES)}, not {dtype}"
         if head_size % 8 or head_size > WIDEST_HEAD:
             return f"a head size of {head_size} is not a multiple of 8 up to {WIDEST_HEAD}"
-        if sequence_shards > 1:
-            return f"its kernels need a whole sequence, and {sequence_shards} devices share one"
+    if backend == "triton":
+        if not segments:
+            return "it is for documents that share a sequence, and cudnn is faster without"
+        if soft_cap is not None or window is not None:
+            return "its kernels have no soft cap and no window"
+        if dtype not in DTYPES:
+            return f"it computes in {' or '.join(DTYPES)}, not {dtype}"
+        if position % TRITON_TILE:
+            return f"{position} positions are not a multiple of {TRITON_TILE}"
+        if head_size not in (64, 128):
+            return f"a head size of {head_size} is not 64 or 128, for which it was tuned"
+    if backend in ("cudnn", "triton") and sequence_shards > 1:
+        return f"its kernels need a whole sequence, and {sequence_shards} devices share one"
     return None

@@ -2,14 +2,15 @@
 
 `reference` is plain Haliax and materializes all scores in float32. `blockwise` is plain JAX and
 holds one block of scores at a time. `splash` is the Pallas kernel for TPUs, `cudnn` the fused
-kernel for NVIDIA GPUs. All compute softmax(cap(q k^T)) v with scaled queries: a position attends to
-itself and to earlier positions of its segment, with a window only to the last `window` of these. No
-back end falls back to another silently.
+kernel for NVIDIA GPUs, `triton` the one for documents there. All compute softmax(cap(q k^T)) v with
+scaled queries: a position attends to itself and to earlier positions of its segment, with a window
+only to the last `window` of these. No back end falls back to another silently.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 
 import models.named as hax
 from models.attention.backend_choice import BACKENDS, kernel_obstacle
@@ -17,6 +18,7 @@ from models.attention.blockwise import blockwise
 from models.attention.cudnn import cudnn
 from models.attention.reference import Mask, reference
 from models.attention.splash import splash
+from models.attention.triton import triton
 from models.layers.axes import (
     BATCH,
     HEAD_SIZE,
@@ -46,8 +48,8 @@ def attend(
     `q` [batch, position, kv_heads, q_per_kv, head_size] is scaled, `k` and `v` are [batch,
     position, kv_heads, head_size], in any order. The output and the log-sum-exp that a back end
     saves for its backward pass have the checkpoint name "attention_residuals". `mesh_axes` are for
-    the kernels; the compiler partitions the other back ends. `interpret` runs splash in the Pallas
-    interpreter.
+    the kernels; the compiler partitions the other back ends. `interpret` runs splash and triton in
+    the Pallas interpreter.
     """
     position, head_size = (q.resolve_axis(name).size for name in (POSITION, HEAD_SIZE))
     if mask.window is not None and mask.window < 1:
@@ -67,6 +69,7 @@ def attend(
         head_size=head_size,
         soft_cap=mask.soft_cap,
         segments=mask.segment_ids is not None,
+        window=mask.window,
         dtype=q.dtype.name,
         sequence_shards=1 if mesh_axes is None else mesh_axes.shards(mesh_axes.sequence),
     )
@@ -81,7 +84,13 @@ def attend(
     if backend == "blockwise":
         return hax.named(blockwise(queries.array, keys, values, mask), queries.axes)
     flat = queries.flatten_axes((KV_HEADS, Q_PER_KV), HEADS)
-    out = cudnn(flat.array, keys, values, window=mask.window, mesh_axes=mesh_axes)
+    if backend == "triton":
+        assert mask.segment_ids is not None
+        segment_ids = mask.segment_ids.rearrange((BATCH, POSITION)).array
+        of_gpu = partial(triton, segment_ids_BP=segment_ids, interpret=interpret)
+    else:
+        of_gpu = partial(cudnn, window=mask.window)
+    out = of_gpu(flat.array, keys, values, mesh_axes=mesh_axes)
     return hax.named(out, flat.axes).unflatten_axis(HEADS, queries.axes[2:4])
 
 

@@ -129,7 +129,9 @@ def _train(draw: random.Random) -> TrainConfig:
             (s, draw.choice((1, 2, 4))) for s in (0, *starts) if draw.random() < 0.15
         ),
         evaluate_batch_size=draw.choice((None, None, 3, 8)),
-        attention=draw.choice((*["auto"] * 8, "reference", "blockwise", "splash", "cudnn")),
+        attention=draw.choice(
+            (*["auto"] * 8, "reference", "blockwise", "splash", "cudnn", "triton")
+        ),
         remat=draw.choice(("auto", "auto", "none", "full", "matmuls")),
         loss_chunks=draw.choice((*["auto"] * 3, 1, 4)),
         parallel=Parallelism(

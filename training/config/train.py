@@ -90,7 +90,7 @@ class TrainConfig:
         watchdog_seconds: least timeout without progress, see `training.fault`.
         remat: intermediates that the backward pass keeps ("auto", "none", "matmuls", "attention",
             "full", "dots", "save:name,...;offload:name,..."), see `models.shape.remat_names`.
-        attention: backend: "auto", "reference", "blockwise", "splash" or "cudnn".
+        attention: backend: "auto", "reference", "blockwise", "splash", "cudnn" or "triton".
         parallel: sharding over the devices, see `training.config.parallelism`.
         unroll: cycles of layers (of `window_pattern`) per iteration of the compiled loop.
         loss_chunks: chunks in which the logits are computed, or "auto".
@@ -123,9 +123,9 @@ class TrainConfig:
     max_skipped: Annotated[Count, Runtime] = 10
     watchdog_seconds: Annotated[Positive, Runtime] = 120.0
     remat: Annotated[str, Runtime] = "auto"
-    attention: Annotated[Literal["auto", "reference", "blockwise", "splash", "cudnn"], Runtime] = (
-        "auto"
-    )
+    attention: Annotated[
+        Literal["auto", "reference", "blockwise", "splash", "cudnn", "triton"], Runtime
+    ] = "auto"
     parallel: Annotated[Parallelism, Runtime] = Parallelism()
     unroll: Annotated[Count, Runtime] = 1
     loss_chunks: Annotated[Count | Literal["auto"], Runtime] = "auto"
