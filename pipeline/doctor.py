@@ -128,7 +128,7 @@ def judge_devices(listed: dict[str, Any], shown: str, platforms: str) -> Finding
         return Finding("devices", "ok", f"{found}, {peak / 1e12:,.0f} TFLOP/s each")
     if not shown:
         return Finding("devices", "ok", found)
-    advice = "install jax's plugin: pip install -e '.[tpu]', or pip install 'jax[cuda13]'"
+    advice = "install jax's plugin: pip install -e '.[tpu]' or '.[cuda]'"
     if platforms:
         advice = f"JAX_PLATFORMS={platforms} leaves it out; unset it to use it"
     return Finding("devices", "warn", f"{found}; JAX does not see: {shown}", advice)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import AbstractContextManager
 
 from pipeline import GangProcess
+from steps.platforms import GPU_SHARE
 
 FLAGS = (
     *("XLA_FLAGS", "LIBTPU_INIT_ARGS", "JAX_PLATFORMS", "NVIDIA_TF32_OVERRIDE"),
@@ -28,4 +30,5 @@ def joined(process: GangProcess) -> AbstractContextManager[None]:
     """A context in which the process has joined its gang and opened its devices."""
     from training.sharding import distributed
 
+    os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", str(GPU_SHARE))
     return distributed.joined(process.coordinator, process.count, process.index)

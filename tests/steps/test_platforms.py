@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import os
+from contextlib import nullcontext
 from fnmatch import fnmatch
 
 import jax
 import pytest
 
+from pipeline import GangProcess, pod
+from pipeline.accelerators import GPUS
 from steps import platforms
+from steps.gang import joined
+from steps.platforms import GPU_SHARE, devices_of
 
 
 @pytest.fixture
@@ -66,3 +71,17 @@ def test_a_jax_that_was_imported_before_looks_for_none_either(machine):
             assert jax.config.jax_platforms == wanted
     finally:
         jax.config.update("jax_platforms", before)
+
+
+def test_a_gang_may_use_most_of_a_gpus_memory(monkeypatch):
+    """JAX preallocates the share that plans count with, unless the user has set another."""
+    name = "XLA_PYTHON_CLIENT_MEM_FRACTION"
+    monkeypatch.setattr("training.sharding.distributed.joined", lambda *_: nullcontext())
+    monkeypatch.delenv(name, raising=False)
+    for given in (None, "0.5"):
+        if given is not None:
+            monkeypatch.setenv(name, given)
+        with joined(GangProcess()):
+            assert os.environ[name] == (given or str(GPU_SHARE))
+    limit = devices_of(pod("8xh100")).limit
+    assert limit == GPU_SHARE * GPUS["h100"].memory
