@@ -144,7 +144,7 @@ def _stream(
     first, ended = jax.device_get((state.token, state.left == 0))
     yield [[int(token)] for token in first]
     blocks = None
-    if model.embedding.array.devices().pop().platform == "cpu":
+    if _platform(model.embedding.array) == "cpu":
         model, blocks = eqx.tree_at(lambda m: m.blocks, model, None), _split(model.blocks.stacked)
     while not ended.all():
         made, state = _advance(model, blocks, state, rules, eos, jnp.int32(tokens_per_yield))
@@ -201,12 +201,16 @@ def cache_length(config: TransformerConfig, prompts: Prompts, new_tokens: int) -
     return bucket_length(max(len(ids) for ids in prompts) + new_tokens, config)
 
 
+def _platform(array: Array) -> str:
+    (device, *_) = array.devices()  # JAX's own set, which a pop would empty
+    return device.platform
+
+
 def backend_for(config: TransformerConfig, array: Array, position: int) -> str:
     """The attention back end for the prompts, on the device and in the dtype of `array`."""
-    (device, *_) = array.devices()
     return choose_backend(
         "auto",
-        device.platform,
+        _platform(array),
         position=position,
         head_size=config.head_size,
         soft_cap=config.attention_soft_cap,

@@ -143,6 +143,8 @@ def resolve(
     fitting = [c for c in candidates if limit is None or c[1] <= limit]
     best = min(fitting) if fitting else min(candidates, key=lambda c: c[1])
     _, _, _, found, size = best
+    if train.loss_chunks == "auto" and platform != "cpu" and fitting and limit is not None:
+        found, size = _larger_chunks(model, optimizer, found, size, devices)
     return found, _reason(found, size, limit, recomputed(model, found.remat, train.sequence_length))
 
 
@@ -187,6 +189,33 @@ def _chunks(
         shards=data * group,
         budget=logit_budget(platform),
     )
+
+
+def _larger_chunks(
+    model: TransformerConfig,
+    optimizer: OptimizerConfig,
+    train: TrainConfig,
+    size: Estimate,
+    devices: Devices,
+) -> tuple[TrainConfig, Estimate]:
+    """Fewer chunks of the loss, if they fit, until one has as many tokens as the head has columns.
+
+    Each chunk reads and writes the head's whole float32 gradient, [vocab, embed]. With fewer tokens
+    that is more than the chunk's logits, [tokens, vocab].
+    """
+    assert devices.limit is not None
+    data, group, sequence, _ = train.parallel.mesh_shape(devices.count)
+    shards = data * group * sequence * train.microbatches
+    tokens = train.batch_size * train.sequence_length / shards
+    chunks = int(train.loss_chunks)
+    while chunks % 2 == 0 and tokens / chunks < model.embed:
+        chunks //= 2
+        wider = dataclasses.replace(train, loss_chunks=chunks)
+        larger = estimate(model, optimizer, wider, devices.count, platform=devices.platform)
+        if larger.total > devices.limit:
+            break
+        train, size = wider, larger
+    return train, size
 
 
 def _reason(train: TrainConfig, size: Estimate, limit: float | None, again: float) -> str:

@@ -99,7 +99,7 @@ def test_bfloat16_moments_that_would_never_fade_are_refused(kind, field):
 RUNTIME = {
     *("checkpoint_every", "keep_checkpoints", "evaluate_every", "evaluate_batches"),
     *("log_every", "max_skipped", "watchdog_seconds", "evaluate_batch_size"),
-    *("remat", "attention", "parallel", "unroll", "loss_chunks"),
+    *("remat", "attention", "parallel", "unroll", "loss_chunks", "compiler_options"),
     *("trackers", "profile"),
 }
 

@@ -298,3 +298,16 @@ def test_auto_is_refused_by_the_estimate():
     """There is nothing to count before it is resolved."""
     with pytest.raises(InputError, match="call resolve first"):
         estimate(presets.tomat_200m, ADAMW, config(128, 8192), 16)
+
+
+@pytest.mark.parametrize(("limit", "chunks"), [(V6E, 4), (29.0 * GIB, 2)])
+def test_a_chunk_of_the_loss_has_as_many_tokens_as_the_head_has_columns(limit, chunks):
+    """Two chunks here, and four where two do not fit beside what is kept instead of recomputed."""
+    model = dataclasses.replace(
+        presets.llama_3_2_1b, layers=32, embed=4096, head_size=128, mlp=14336, tied=False
+    )
+    train = TrainConfig(steps=1, batch_size=32, sequence_length=8192)
+    found, _ = resolve(model, ADAMW, train, Devices("tpu", 32, limit))
+    assert found.loss_chunks == chunks
+    one = dataclasses.replace(train, loss_chunks=16)
+    assert resolve(model, ADAMW, one, Devices("tpu", 32, limit))[0].loss_chunks == 16
