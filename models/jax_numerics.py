@@ -66,7 +66,8 @@ def exact_products(compute_dtype: DTypeLike) -> Iterator[None]:
     if jnp.dtype(compute_dtype) != jnp.float32:
         yield
         return
-    with jax.default_matmul_precision("float32"):
+    # `fixed_numerics` first: inside, it would take the precision of this thread for the caller's.
+    with fixed_numerics(), jax.default_matmul_precision("float32"):
         yield
 
 

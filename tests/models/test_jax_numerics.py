@@ -6,7 +6,7 @@ import pytest
 
 from models.generate.generate import generate
 from models.generate.sampling_config import Sampling
-from models.jax_numerics import FIXED, fixed_numerics
+from models.jax_numerics import FIXED, exact_products, fixed_numerics, random_key
 from tests.training import tiny
 
 OTHER = {
@@ -54,6 +54,15 @@ def test_the_callers_settings_come_back(settings):
         assert {name: getattr(jax.config, name) for name in FIXED} == FIXED
     assert {name: getattr(jax.config, name) for name in OTHER} == OTHER
     assert OTHER.keys() == FIXED.keys()
+
+
+def test_exact_products_end_with_their_context():
+    """Also where the fixed settings are entered inside of it."""
+    before = jax.config.jax_default_matmul_precision
+    with exact_products("float32"):
+        random_key(0)
+        assert jax.config.jax_default_matmul_precision == "float32"
+    assert jax.config.jax_default_matmul_precision == before
 
 
 KERNEL = """

@@ -78,7 +78,7 @@ def test_moments_are_split_as_their_parameters(kind):
         seen.add(of)
         assert moment.shape == parameters[of].shape
         assert moment.sharding == parameters[of].sharding
-        assert moment.sharding.is_fully_replicated == (".query_norm" in of or ".key_norm" in of)
+        assert moment.sharding.is_fully_replicated == ("norm" in of)
     assert seen == set(parameters)
 
 
