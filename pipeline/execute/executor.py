@@ -187,7 +187,8 @@ class Execution:
         slots = min(self._choice.jobs or backend.slots, backend.slots)
         running, requesting = map(self._states.among, (Phase.RUNNING, Phase.REQUESTING))
         candidates, now, later = self._states.candidates, self._clock(), []
-        while candidates and len(running) + len(requesting) < slots:
+        # A stop that comes while a step is requested makes it a candidate again.
+        while candidates and self._going() and len(running) + len(requesting) < slots:
             _, state = candidates.popitem(last=False)
             if not self._ready(state.node):
                 continue  # it is a candidate again when an input is settled

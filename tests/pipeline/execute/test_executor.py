@@ -15,9 +15,10 @@ from contextlib import nullcontext
 import pytest
 
 from pipeline import Artifact, Result, StepContext, step
-from pipeline.errors import CorruptOutput, Preempted, StepFailed, WorkerLost
+from pipeline.errors import Cancelled, CorruptOutput, Preempted, StepFailed, WorkerLost
 from pipeline.execute.attempt import Ending, Outcome
 from pipeline.execute.backend import InlineBackend
+from pipeline.execute.driver_store import DriverStore
 from pipeline.execute.event_log import EventLog
 from pipeline.execute.executor import Execution
 from pipeline.graph.step import as_node
@@ -270,6 +271,25 @@ def test_retries_back_off(tmp_path):
         _on_hardware(tmp_path, [(0, lost)] * 9)
     backend, _ = _on_hardware(tmp_path, [(0, lost)] * 2)
     assert 0.5 + 1 <= sum(backend.sleeps) <= 1.5 + 3
+
+
+def test_a_stop_that_comes_while_a_step_is_requested_is_heard(tmp_path, monkeypatch):
+    """The step is not started, and not requested again and again."""
+    log, claims = EventLog(str(tmp_path), "test", []), []
+    execution = Execution([as_node(numbers(count=4))], Store(str(tmp_path)), log, "again")
+    claim = DriverStore.claim
+
+    def stopped(self, *arguments):
+        claims.append(arguments)
+        assert len(claims) < 5, "requested again"
+        execution.stop()
+        return claim(self, *arguments)
+
+    monkeypatch.setattr(DriverStore, "claim", stopped)
+    with pytest.raises(Cancelled):
+        execution.run(InlineBackend(log), execution.look())
+    log.close()
+    assert len(claims) == 1
 
 
 def test_a_stop_waits_for_what_is_in_flight_however_long_it_takes(tmp_path):
