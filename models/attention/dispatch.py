@@ -18,7 +18,6 @@ from models.attention.blockwise import blockwise
 from models.attention.cudnn import cudnn
 from models.attention.reference import Mask, reference
 from models.attention.splash import splash
-from models.attention.triton import triton
 from models.layers.axes import (
     BATCH,
     HEAD_SIZE,
@@ -85,6 +84,8 @@ def attend(
         return hax.named(blockwise(queries.array, keys, values, mask), queries.axes)
     flat = queries.flatten_axes((KV_HEADS, Q_PER_KV), HEADS)
     if backend == "triton":
+        from models.attention.triton import triton  # kernels that only a GPU's program imports
+
         assert mask.segment_ids is not None
         segment_ids = mask.segment_ids.rearrange((BATCH, POSITION)).array
         of_gpu = partial(triton, segment_ids_BP=segment_ids, interpret=interpret)
