@@ -47,6 +47,7 @@ def gradient(model, tokens, dtype):
     return jax.grad(loss)(cast(cast(model, "bfloat16"), dtype))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SHAPES)
 def test_every_row_and_bias_has_the_gradient_of_float32(name):
     """An id that is read 2,000 times, and a bias that every token reads, as well as a matrix.

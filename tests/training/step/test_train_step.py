@@ -121,6 +121,7 @@ def test_a_mesh_computes_what_one_device_does(devices, changes):
         np.testing.assert_allclose(found, want, rtol=0, atol=1e-5 * np.abs(want).max())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_products_of_float32_are_float32_on_every_platform(dtype):
     """Every product of a step in float32 says so, also in the backward pass."""
