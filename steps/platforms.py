@@ -13,7 +13,7 @@ from training.cost.memory_plan import Devices
 
 _DEVICES = ("/dev/accel*", "/dev/vfio/*", "/dev/nvidia*", "/dev/kfd", "/dev/dri/renderD*")
 _ACCELERATORS = ("/dev/accel*", "/dev/vfio/[0-9]*", "/dev/nvidia[0-9]*")
-GPU_SHARE = 0.92  # of a GPU's memory, which JAX preallocates: 0.75 unless it is told
+GPU_SHARE = 0.92  # of a GPU's memory, which JAX preallocates; its default is 0.75
 _VIRTUAL = re.compile(r"--xla_force_host_platform_device_count=(\d+)")
 _VARIABLES = ("TPU_NAME", "TPU_WORKER_ID", "TPU_ACCELERATOR_TYPE")
 
@@ -43,7 +43,7 @@ def devices_of(hardware: Hardware) -> Devices:
     if (chip := chip_of(hardware)) is None:
         return Devices("cpu", hardware.devices)
     limit = chip.usable if chip.usable is not None else GPU_SHARE * chip.memory
-    return Devices(hardware.kind, hardware.devices, limit, hardware.slices, chip.name)
+    return Devices(hardware.kind, hardware.devices, limit, hardware.slices)
 
 
 def devices_here(hardware: Hardware) -> Devices | None:

@@ -66,7 +66,7 @@ class TableSplit:
         if self.wide:
             table_VE = table_VE.astype(jnp.float32)
         if self.axes:
-            table_VE = sum_scatter(table_VE, self.axes, self.dimension, wide=self.wide)
+            table_VE = sum_scatter(table_VE, self.axes, self.dimension, wide=False)
         others = tuple(name for name in tokens if name not in self.axes)
         return (jax.lax.psum(table_VE, others) if others else table_VE).astype(dtype)
 

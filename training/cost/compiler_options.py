@@ -1,4 +1,4 @@
-"""The options with which a train step is compiled: one table, by kind of device and their number.
+"""The options with which a train step is compiled: one table, by kind of chip and their number.
 
 None has run on a TPU of ours: what an option does was read off the programs that libtpu makes.
 `TrainConfig.compiler_options` adds options, and turns each of these off.
@@ -6,8 +6,7 @@ None has run on a TPU of ours: what an option does was read off the programs tha
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from types import MappingProxyType
+from collections.abc import Iterable
 
 DEFAULT = "default"
 """The value that leaves an option as the compiler has it."""
@@ -29,24 +28,19 @@ _TPU = {
 # collective of an FSDP step overlaps with anything. Fusing them with matmuls instead
 # (`xla_tpu_enable_async_collective_fusion`) hides fewer, and libtpu 0.0.50.1 refuses it on v6e.
 _SPARSE_CORE = {
-    "xla_tpu_enable_sparse_core_collective_offload_all_gather": "true",
-    "xla_tpu_enable_sparse_core_collective_offload_all_reduce": "true",
-    "xla_tpu_enable_sparse_core_collective_offload_reduce_scatter": "true",
-    "xla_tpu_enable_all_reduce_offload_tracing": "true",
-    "xla_tpu_use_tc_device_shape_on_sc": "true",
-    "xla_sc_disable_megacore_partitioning": "true",
-    "xla_sc_enable_instruction_fusion": "false",
+    f"xla_tpu_enable_sparse_core_collective_offload_{kind}": "true"
+    for kind in ("all_gather", "all_reduce", "reduce_scatter")
 }
 _HAVE_SPARSE_CORES = frozenset({"v6e"})  # of which programs were compiled and read
-_GPU = {"xla_gpu_enable_latency_hiding_scheduler": "true"}
 
 
 def compiler_options(
     platform: str, chip: str, devices: int, changed: Iterable[tuple[str, str]] = ()
-) -> Mapping[str, str]:
+) -> dict[str, str | bool]:
     """Options of XLA by name, for `jax.jit`; `chip` is a name of `pipeline.accelerators`, or ""."""
-    found = {"tpu": _TPU, "gpu": _GPU if devices > 1 else {}}.get(platform, {})
+    found = dict(_TPU) if platform == "tpu" else {}
     if devices > 1 and chip in _HAVE_SPARSE_CORES:
-        found = {**found, **_SPARSE_CORE}
-    found = {**found, **dict(changed)}
-    return MappingProxyType({name: v for name, v in found.items() if v != DEFAULT})
+        found |= _SPARSE_CORE
+    found |= dict(changed)
+    as_bool = {"true": True, "false": False}  # as words, only TPUs' compiler takes them
+    return {name: as_bool.get(v, v) for name, v in found.items() if v != DEFAULT}

@@ -150,9 +150,8 @@ def build_programs(
 
 def described(devices: Sequence[jax.Device]) -> Devices:
     """What the choices of a run depend on, of real devices or of a topology description."""
-    first, chip = devices[0], chip_of(devices[0].device_kind)
-    name = "" if chip is None else chip.name
-    return Devices(first.platform, len(devices), memory_limit(first), slice_count(devices), name)
+    first = devices[0]
+    return Devices(first.platform, len(devices), memory_limit(first), slice_count(devices))
 
 
 def memory_limit(device: jax.Device) -> float | None:

@@ -301,8 +301,8 @@ def make_train_step(
     return jax.jit(
         train_step,
         donate_argnums=0,
-        compiler_options=dict(
-            compiler_options(layout.platform, layout.chip, layout.devices, config.compiler_options)
+        compiler_options=compiler_options(
+            layout.platform, layout.chip, layout.devices, config.compiler_options
         ),
         in_shardings=(target, layout.batch),
         out_shardings=(target, layout.replicated),

@@ -24,7 +24,6 @@ from training.config.batch_schedule import rows_read
 from training.config.train import INSTALL, TRACKERS
 from training.cost import step_time
 from training.cost.compiler_options import compiler_options
-from training.cost.memory_plan import Devices
 from training.cost.resolved_run import ResolvedRun, lint, resolve_run
 from training.cost.step_time import Forecast, forecast
 
@@ -62,7 +61,7 @@ def training_facts(node: Node, results: Results) -> Facts:
     }
     if not fit.fits:
         return _too_large(run, fit, lines, data)
-    lines += _program(run, resolved, devices, data)
+    lines += _program(run, resolved, chip, data)
     lines += _speed(run, fit, step, chip, data)
     if run.steps:
         lines += _whole_run(run, resolved, step, chip, data)
@@ -208,17 +207,18 @@ def _speed(
 
 
 def _program(
-    run: DeclaredRun, resolved: ResolvedRun, devices: Devices, data: dict[str, Any]
+    run: DeclaredRun, resolved: ResolvedRun, chip: Chip, data: dict[str, Any]
 ) -> list[str]:
     """The attention back end with its reason, and the options of the compiler."""
     chosen, changed = resolved.largest.backend, run.train.compiler_options
-    options = compiler_options(devices.platform, devices.chip, devices.count, changed)
+    options = compiler_options(run.hardware.kind, chip.name, run.hardware.devices, changed)
     data["program"] = {
         "attention": chosen.backend,
         "reason": chosen.reason,
-        "compiler_options": dict(options),
+        "compiler_options": options,
     }
-    named = ", ".join(f"{name}={value}" for name, value in sorted(options.items())) or "none"
+    words = {n: str(v).lower() if isinstance(v, bool) else v for n, v in sorted(options.items())}
+    named = ", ".join(f"{name}={value}" for name, value in words.items()) or "none"
     wrapped = textwrap.wrap(f"compiler options: {named}", 88, break_long_words=False)
     return [f"program     {chosen.reason}", *(f"            {line}" for line in wrapped)]
 
