@@ -144,6 +144,10 @@ class Parallelism:
         sums: dtype in which gradients of tables are summed over devices: "compute" (the compute
             dtype, on a CPU float32) or "float32", which sends twice the bytes. Each device adds up
             its own tokens and microbatches in float32 in any case.
+        reduce: how often devices add up their gradients: each "microbatch", once a "step" (every
+            device then holds a whole float32 gradient, and the sum is float32; not with "fsdp", nor
+            where devices share a sequence or matrices) or "auto": once a step if it fits, but each
+            microbatch in one slice of TPUs, where that is hidden behind matmuls.
     """
 
     sharding: Sharding = "auto"
@@ -153,9 +157,23 @@ class Parallelism:
     rules: AxisRules = AxisRules()
     optimizer_memory: Literal["auto", "device", "host"] = "auto"
     sums: Literal["compute", "float32"] = "compute"
+    reduce: Literal["auto", "step", "microbatch"] = "auto"
 
     def __post_init__(self) -> None:
         check_fields(self)
+        if self.reduce == "step" and self.sharding != "auto" and not self.reduces_once:
+            raise InputError(
+                'Parallelism.reduce: "step" needs devices that can each hold a whole gradient of '
+                'their own sequences: sharding "replicated" or "zero1", sequence 1, tensor 1 and '
+                'tables that are not split; change these or choose "auto"'
+            )
+
+    @property
+    def reduces_once(self) -> bool:
+        """Whether devices may add up their gradients once a step, see `reduce`."""
+        rules, whole = self.rules, self.sequence == self.tensor == 1
+        alone = whole and {*rules.axes("batch")} == {DATA, FSDP} and not rules.splits_tables
+        return alone and self.sharding in ("replicated", "zero1") and self.reduce != "microbatch"
 
     @property
     def splits_state(self) -> bool:

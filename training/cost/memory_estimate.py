@@ -145,7 +145,8 @@ def _parameters(
     """Bytes of the parameters, of their copies in the compute dtype and of the gradients.
 
     With "fsdp" only embedding and head are gathered as a whole. Gradients and update take width +
-    4 + 4 bytes per parameter. The loop over microbatches needs the gathered parameters once more.
+    4 + 4 bytes per parameter. The loop over microbatches needs the gathered parameters once more,
+    and whole gradients where they are reduced once a step.
     """
     parameters, tables = shape.parameters / tensor, shape.table_parameters / tensor
     layers = parameters - tables
@@ -156,13 +157,14 @@ def _parameters(
         "compute parameters of embedding and head": width * tables / (group if stays else 1),
     }
     loops = train.microbatches > 1
+    summed = 1 if train.parallel.reduce == "step" else group
     return {
         "parameters": parameters * 4 / group,
         "EMA of parameters": parameters * 4 / group if train.ema else 0.0,
         **copies,
         "compute parameters of microbatches": sum(copies.values()) if loops and group > 1 else 0.0,
         "gradients and update": parameters * (width + 8) / group,
-        "accumulated gradients": parameters * 4 / group if loops else 0.0,
+        "accumulated gradients": parameters * 4 / summed if loops else 0.0,
     }
 
 

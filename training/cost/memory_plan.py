@@ -66,6 +66,8 @@ def logit_budget(platform: str) -> int:
 SHARDINGS: dict[Sharding, float] = {"replicated": 0.0, "zero1": 0.01, "fsdp": 0.1}
 """Cost of each sharding for "auto", as a share of the forward pass: gathering parameters once a
 step is nearly free, gathering them layer by layer twice costs as much as 10 % of recomputation."""
+REDUCTION = 0.001
+"""Cost of the worse way to reduce gradients: never worth recomputing a matmul."""
 OFFLOADED = f"offload:{BLOCK_INPUT}"
 """The remat setting with the least memory: blocks are recomputed, and their inputs offloaded."""
 
@@ -92,10 +94,11 @@ def divisible(
     found: list[Parallelism] = []
     failure: InputError | None = None
     for sharding in tuple(SHARDINGS) if chosen.sharding == "auto" else (chosen.sharding,):
-        parallel = dataclasses.replace(chosen, sharding=sharding)
-        parallel = parallel.within_slices(devices.count, devices.slices)
-        parallel.mesh_shape(devices.count)  # a group that no mesh has is refused for "auto" too
+        shape = dataclasses.replace(chosen, sharding=sharding, reduce="auto")
+        shape = shape.within_slices(devices.count, devices.slices)
+        shape.mesh_shape(devices.count)  # a group that no mesh has is refused for "auto" too
         try:
+            parallel = dataclasses.replace(shape, reduce=chosen.reduce)
             check_model(model, parallel, devices.count)
             found.append(parallel)
         except InputError as error:
@@ -126,6 +129,10 @@ def resolve(
     places: tuple[Literal["auto", "device", "host"], ...] = (
         ("device", "host") if memory == "auto" else (memory,)
     )
+    shardings = tuple(itertools.chain.from_iterable(map(_reductions, shardings)))
+    # Inside a slice of TPUs, reductions run beside the matmuls; elsewhere a step waits for them.
+    hidden = count == 1 or (platform == "tpu" and devices.slices == 1)
+    better = "microbatch" if hidden else "step"
     chunks = {each: _chunks(model, train, each, count, platform) for each in shardings}
     for remat, sharding, place in itertools.product(_remats(model, train), shardings, places):
         parallel = dataclasses.replace(sharding, optimizer_memory=place)
@@ -137,6 +144,7 @@ def resolve(
         offload = (2 if remat == OFFLOADED else 0) + (place == "host")
         cost = recomputed(model, remat, train.sequence_length) + SHARDINGS[parallel.sharding]
         cost += orthogonalized / parallel.mesh_shape(count)[1]
+        cost += REDUCTION * (parallel.reduce != better)
         candidates.append(((offload, cost), size.total, len(candidates), found, size))
     fitting = [c for c in candidates if limit is None or c[1] <= limit]
     best = min(fitting) if fitting else min(candidates, key=lambda c: c[1])
@@ -144,6 +152,13 @@ def resolve(
     if train.loss_chunks == "auto" and platform != "cpu" and fitting and limit is not None:
         found, size = _larger_chunks(model, optimizer, found, size, devices)
     return found, _reason(found, size, limit, recomputed(model, found.remat, train.sequence_length))
+
+
+def _reductions(parallel: Parallelism) -> list[Parallelism]:
+    """`parallel` with each way to reduce gradients that it allows."""
+    ways = ("step", "microbatch") if parallel.reduces_once else ("microbatch",)
+    ways = ways if parallel.reduce == "auto" else (parallel.reduce,)
+    return [dataclasses.replace(parallel, reduce=each) for each in ways]
 
 
 def _remats(model: TransformerConfig, train: TrainConfig) -> list[str]:
@@ -222,6 +237,8 @@ def _reason(train: TrainConfig, size: Estimate, limit: float | None, again: floa
         f"remat {train.remat} ({repeats}), sharding {train.parallel.sharding}, "
         f"{train.loss_chunks} loss chunks"
     )
+    if train.microbatches > 1:
+        chosen += f", gradients reduced each {train.parallel.reduce}"
     if train.parallel.optimizer_memory == "host":
         chosen += ", optimizer state in the host's memory"
     if limit is None:

@@ -139,6 +139,7 @@ def forecast(
         state_bytes=optimizer_bytes(model, optimizer) / model.parameter_count,
         update_flops=orthogonalization_flops(model, optimizer) / (group * tensor),
         on_host=train.parallel.optimizer_memory == "host",
+        reduces_once=train.parallel.reduce == "step",
     )
     found = times(work(job, chip), chip, rates(chip))
     causal, full = (

@@ -34,6 +34,7 @@ class StepShape:
         state_bytes: bytes of optimizer state per parameter.
         update_flops: FLOPs of the optimizer's matmuls on one chip.
         on_host: whether the optimizer state is in the host's memory.
+        reduces_once: whether gradients are summed over the chips once a step, not each microbatch.
     """
 
     model: TransformerConfig
@@ -50,6 +51,7 @@ class StepShape:
     state_bytes: float = 8.0
     update_flops: float = 0.0
     on_host: bool = False
+    reduces_once: bool = False
 
     @property
     def tokens(self) -> float:
@@ -183,7 +185,8 @@ def _update(job: StepShape) -> float:
     Each microbatch after the first reads and writes the accumulated float32 gradients.
     """
     own = job.model.parameter_count / job.tensor / job.group
-    return own * (4 + 2 * (4 + job.state_bytes)) + own * 8 * (job.microbatches - 1)
+    summed = own * (job.group if job.reduces_once else 1)
+    return own * (4 + 2 * (4 + job.state_bytes)) + summed * 8 * (job.microbatches - 1)
 
 
 def _host(job: StepShape) -> float:
@@ -201,15 +204,15 @@ def _state_traffic(job: StepShape, chip: Chip) -> tuple[float, float]:
     """(bytes inside the slice or host, bytes that leave it) of parameters and gradients.
 
     Collectives are rings over n chips: an all-gather or reduce-scatter moves (n - 1) / n of the
-    array per chip, an all-reduce twice that. Gradients are summed over the chips after every
-    microbatch: the TPU compiler reports 111, 222 and 415 MB for 1, 2 and 4 microbatches of one step
-    on v6e-16. With several slices, each chip sends its share of the gradients to the other slices
-    as often, with every sharding: a quarter on two v6e-4.
+    array per chip, an all-reduce twice that. Gradients are summed over the chips once a step or
+    every microbatch: libtpu reports 111, 222 and 415 MB for 1, 2 and 4 microbatches on v6e-16. With
+    several slices, each chip sends its share of the gradients to the others as often, with every
+    sharding: a quarter on two v6e-4.
     """
     size = 2 * job.model.parameter_count / job.tensor  # in the compute dtype
     ring = (job.group - 1) / job.group
     gathers = {"replicated": 0, "zero1": 1, "fsdp": 2 * job.microbatches}[job.sharding]
-    sums = job.microbatches
+    sums = 1 if job.reduces_once else job.microbatches
     inside = size * ring * (gathers + 2 * sums)  # float32 gradients have 2 x `size` bytes
     copies = job.chips / (job.group * job.sequence * job.tensor)
     if copies > 1:  # all-reduce (hence the other 2) of one chip's shard of the gradients

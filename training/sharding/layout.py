@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -26,7 +26,7 @@ from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, use_abstract_mesh
 
 import models.named as hax
-from models.layers.axes import LAYERS, MeshAxes
+from models.layers.axes import LAYERS, MeshAxes, sum_scatter
 from models.transformer import Forward
 from pipeline.accelerators import chip_of
 from pipeline.errors import InputError
@@ -157,6 +157,36 @@ class Layout:
             **options,
         )
 
+    def alone(self, backend: str, **options: Any) -> Forward:
+        """The same for code of one device, as in `sum_once`."""
+        return Forward(backend=backend, features_first=self.platform == "tpu", **options)
+
+    def sum_once(
+        self, run: Callable[[Tree, jax.Array], tuple[Any, Tree]], whole: Tree, rows: jax.Array
+    ) -> tuple[Any, Tree]:
+        """(sums, tree like `whole`) of every device's part of `rows`, added up over devices.
+
+        `rows` is [microbatch, batch, ...], and `run` sees whole arrays and no mesh. The returned
+        tree has the shardings of parameters, so a device adds up the part that it stores.
+        """
+        leaves, structure = jax.tree.flatten(whole)
+        at_rest = [each.spec for each in jax.tree.leaves(self.shardings(whole))]
+        axes = self.rules.axes("batch")
+
+        def one_device(leaves: list[jax.Array], rows: jax.Array) -> tuple[Any, list[jax.Array]]:
+            sums, tree = run(jax.tree.unflatten(structure, leaves), rows)
+            parts = map(functools.partial(_sum_part, axes), jax.tree.leaves(tree), at_rest)
+            return jax.lax.psum(sums, axes), list(parts)
+
+        sums, parts = jax.shard_map(
+            one_device,
+            mesh=self.mesh,
+            in_specs=(PartitionSpec(), self.microbatch.spec),
+            out_specs=(PartitionSpec(), at_rest),
+            check_vma=False,
+        )(leaves, rows)
+        return sums, jax.tree.unflatten(structure, parts)
+
     def _devices(self, axes: tuple[str, ...]) -> int:
         return math.prod(self.mesh.shape[axis] for axis in axes)
 
@@ -249,6 +279,16 @@ class Layout:
 
         shape = (batch_size, *rows.shape[1:])
         return jax.make_array_from_callback(shape, self.batch, part)
+
+
+def _sum_part(axes: tuple[str, ...], leaf: jax.Array, spec: PartitionSpec) -> jax.Array:
+    """The sum over the devices along `axes`, of which each keeps its part by `spec`."""
+    left = list(axes)
+    for dimension, names in enumerate(spec):
+        for name in (names,) if isinstance(names, str) else names or ():
+            leaf = sum_scatter(leaf, (name,), dimension, wide=False)
+            left.remove(name)
+    return jax.lax.psum(leaf, left) if left else leaf
 
 
 def _one_or_several(axes: tuple[str, ...] | None) -> str | tuple[str, ...] | None:

@@ -36,7 +36,7 @@ from models.layers.axes import BATCH, POSITION
 from models.layers.norms import cast
 from models.loss.next_token import next_token_loss, score_tokens
 from models.named import NamedArray
-from models.transformer import Transformer
+from models.transformer import Forward, Transformer
 from training.config import TrainConfig
 from training.cost.compiler_options import compiler_options
 from training.cost.memory_plan import logit_budget
@@ -164,20 +164,32 @@ class LossFunction:
 
         Takes the gathered model in the compute dtype and stored ids, int32 [batch, position].
         """
-        tokens = self.boundaries.tokens(stored)
+        options: dict[str, Any] = {"remat": self.config.remat, "unroll": self.config.unroll}
+        if self.reduces_once:  # on one device, inside `shard_map`
+            return self._summed(compute_params, stored, self.layout.alone(self.backend, **options))
         with self.layout.activations():
-            loss = next_token_loss(
-                compute_params,
-                hax.named(tokens, ("batch", "position")),
-                loss_mask=self.boundaries.counted(stored),
-                segment_ids=self.boundaries.segments(tokens),
-                z_loss=self.config.z_loss,
-                chunks=int(self.config.loss_chunks),
-                forward=self.layout.forward(
-                    self.backend, remat=self.config.remat, unroll=self.config.unroll
-                ),
-            )
+            whole = self.layout.forward(self.backend, **options)
+            return self._summed(compute_params, stored, whole)
+
+    def _summed(
+        self, compute_params: Transformer, stored: jax.Array, forward: Forward
+    ) -> tuple[jax.Array, LossSums]:
+        tokens = self.boundaries.tokens(stored)
+        loss = next_token_loss(
+            compute_params,
+            hax.named(tokens, ("batch", "position")),
+            loss_mask=self.boundaries.counted(stored),
+            segment_ids=self.boundaries.segments(tokens),
+            z_loss=self.config.z_loss,
+            chunks=int(self.config.loss_chunks),
+            forward=forward,
+        )
         return loss.objective, LossSums(loss.total, loss.z, loss.count)
+
+    @property
+    def reduces_once(self) -> bool:
+        """Whether devices add up microbatches on their own, and then with each other."""
+        return self.config.microbatches > 1 and self.config.parallel.reduce == "step"
 
     def gradients(self, model: Transformer, tokens: jax.Array) -> tuple[LossSums, Transformer]:
         """Summed losses and summed float32 gradients of a global batch [batch, position].
@@ -186,25 +198,31 @@ class LossFunction:
         microbatch are computed in the compute dtype and summed in float32.
         """
         compute_params = self.layout.gather_model(cast(model, jnp.dtype(self.config.compute_dtype)))
-        grad_and_sums = jax.grad(self, has_aux=True)
+        if self.config.microbatches == 1:
+            return self._microbatch(compute_params, tokens)
+        microbatches = self._split_microbatches(tokens)
+        if not self.reduces_once:
+            return self._accumulated(compute_params, microbatches)
+        return self.layout.sum_once(self._accumulated, compute_params, microbatches)
 
-        def microbatch_grads(tokens: jax.Array) -> tuple[LossSums, Transformer]:
-            gradient, sums = grad_and_sums(compute_params, tokens)
+    def _microbatch(
+        self, compute_params: Transformer, stored: jax.Array
+    ) -> tuple[LossSums, Transformer]:
+        gradient, sums = jax.grad(self, has_aux=True)(compute_params, stored)
+        if not self.reduces_once:
             gradient = jax.lax.with_sharding_constraint(gradient, self.layout.shardings(gradient))
-            return sums, jax.tree.map(lambda leaf: leaf.astype(jnp.float32), gradient)
+        return sums, jax.tree.map(lambda leaf: leaf.astype(jnp.float32), gradient)
 
-        count = self.config.microbatches
-        if count == 1:
-            return microbatch_grads(tokens)
+    def _accumulated(
+        self, compute_params: Transformer, microbatches: jax.Array
+    ) -> tuple[LossSums, Transformer]:
+        """The sums over `microbatches` [microbatch, batch, position]."""
 
         def add(total: Any, batch: jax.Array) -> tuple[Any, None]:
-            return jax.tree.map(jnp.add, total, microbatch_grads(batch)), None
+            return jax.tree.map(jnp.add, total, self._microbatch(compute_params, batch)), None
 
-        microbatches = self._split_microbatches(tokens)
-        one = jax.ShapeDtypeStruct(microbatches.shape[1:], microbatches.dtype)
-        zero = jax.tree.map(
-            lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(microbatch_grads, one)
-        )
+        one = jax.eval_shape(self._microbatch, compute_params, microbatches[0])
+        zero = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), one)
         return jax.lax.scan(add, zero, microbatches)[0]
 
     def _split_microbatches(self, rows: jax.Array) -> jax.Array:

@@ -88,7 +88,9 @@ def _changes(run: DeclaredRun) -> Iterator[tuple[str, TrainConfig, Hardware]]:
     train, hardware = run.train, run.hardware
     # Devices that the sequences of a batch are divided among.
     shards = hardware.devices // (train.parallel.sequence * train.parallel.tensor)
-    auto = dataclasses.replace(train.parallel, sharding="auto", optimizer_memory="auto")
+    auto = dataclasses.replace(
+        train.parallel, sharding="auto", optimizer_memory="auto", reduce="auto"
+    )
     free = dataclasses.replace(train, remat="auto", loss_chunks="auto", parallel=auto)
     if free != train:
         yield 'remat, loss_chunks and sharding "auto"', free, hardware

@@ -17,6 +17,7 @@ from training.config import SPLIT_TABLES, AxisRules, Parallelism
 from training.step.train_step import Boundaries, LossFunction
 
 SPLIT = Parallelism(sharding="fsdp", group=2, sequence=2, rules=SPLIT_TABLES)
+EACH = dataclasses.replace(tiny.split(2, "zero1"), reduce="microbatch")
 ONLY_MOMENTS = AxisRules(params=(), optimizer_state=(("embed", ("fsdp",)),))
 
 
@@ -87,6 +88,9 @@ def _loss_function(config):
 MESHES = {
     **{name: (8, {"parallel": Parallelism(**fields(name))}) for name in LAYOUTS},
     "data2-fsdp2-micro2": (4, {"parallel": tiny.split(2), "microbatches": 2}),
+    "data2-zero1-2-micro2": (4, {"parallel": tiny.split(2, "zero1"), "microbatches": 2}),
+    "data2-zero1-2-micro2-each": (4, {"parallel": EACH, "microbatches": 2}),
+    "replicated-micro2": (4, {"parallel": Parallelism(sharding="replicated"), "microbatches": 2}),
     "zero1-tensor2": (
         *(4, {"parallel": Parallelism(sharding="zero1", tensor=2), "remat": "matmuls"}),
     ),
