@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import math
+import textwrap
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,7 +23,7 @@ from scipy.optimize import least_squares
 
 from pipeline.accelerators import TPUS, Chip
 from tests.bench.published_rows import Row, read
-from training.cost.step_time import Rates, times
+from training.cost.step_time import RANGES, Rates, size_class, times
 from training.cost.step_work import Work, work
 
 CHIPS = ("v4", "v5e", "v5p", "v6e", "a100", "h100")
@@ -34,14 +36,17 @@ PRIOR = {
     "scores_gpu": (8.0, 0.3),
     "streams_tpu": (1.0, 0.3),
     "streams_gpu": (1.0, 0.3),
+    "logits_tpu": (27.0, 0.5),  # a logit is a score, forward and backward: 8.2 x (1 + 2.3)
     "exposed": (0.1, 0.8),
     "fixed": (0.01, 0.8),
+    "doubling_tpu": (0.003, 1.0),
     # Chips against their family: the power limit of the H100 lowers its share of the peak.
     **{f"chip_{name}": (1.0, 0.15) for name in CHIPS if name in TPUS},
     "chip_a100": (1.185, 0.15),
     "chip_h100": (0.887, 0.15),
 }
 NOISE = 0.12  # relative, of a published time
+ENOUGH = 20  # rows of a class that has a range of its own
 FIELDS = [field.name for field in dataclasses.fields(Work)]
 
 
@@ -54,6 +59,7 @@ class Rows:
         self.measured = np.array([row.job.tokens / row.measured for row in rows])
         self.sources = np.array([row.source for row in rows])
         self.tuned = np.array([row.tuned for row in rows])
+        self.classes = [size_class(row.job.model.parameter_count, row.job.chips) for row in rows]
         self.blocks: list[tuple[Chip, np.ndarray, Any]] = []
         names = np.array([row.chip.name for row in rows])
         for name in CHIPS:
@@ -83,8 +89,10 @@ def rates(numbers: dict[str, float], chip: Chip) -> Rates:
         matmul=numbers[f"matmul_{family}"] * numbers[f"chip_{chip.name}"],
         scores=numbers[f"scores_{family}"],
         streams=numbers[f"streams_{family}"],
+        logits=numbers.get(f"logits_{family}", 0.0),
         exposed=numbers["exposed"],
         fixed=numbers["fixed"],
+        doubling=numbers.get(f"doubling_{family}", 0.0),
     )
 
 
@@ -109,6 +117,51 @@ def leave_one_source_out(rows: Rows) -> np.ndarray:
     for source in sorted(set(rows.sources)):
         own = rows.sources == source
         found[own] = rows.predict(fit(rows, rows.tuned & ~own))[own]
+    return found
+
+
+def in_class(rows: Rows, name: tuple[str, str]) -> np.ndarray:
+    """Which rows have this `size_class`."""
+    return np.array([each == name for each in rows.classes])
+
+
+def ranges(
+    rows: Rows, ratio: np.ndarray, chosen: np.ndarray
+) -> dict[tuple[str, str], tuple[float, float]]:
+    """`step_time.RANGES` from the chosen rows' published / predicted times, untuned runs too.
+
+    The ends are those rows of the class below and above which lies a tenth of it at most, rounded
+    outward to hundredths, so at least 80 % lie between them. With fewer than `ENOUGH` rows they are
+    at least as far apart as those of all rows.
+    """
+    pooled, found = _ends(ratio[chosen]), {}
+    for name in RANGES:
+        own = ratio[chosen & in_class(rows, name)]
+        low, high = _ends(own) if own.size else pooled
+        few = own.size < ENOUGH
+        found[name] = (min(low, pooled[0]), max(high, pooled[1])) if few else (low, high)
+    return found
+
+
+def _ends(ratio: np.ndarray) -> tuple[float, float]:
+    low, high = np.quantile(ratio, 0.1, method="lower"), np.quantile(ratio, 0.9, method="higher")
+    return math.floor(100 * low) / 100, math.ceil(100 * high) / 100
+
+
+def inside(
+    rows: Rows, ratio: np.ndarray, limits: dict[tuple[str, str], tuple[float, float]]
+) -> np.ndarray:
+    """Whether each row's published time lies in the range of its class."""
+    low, high = np.array([limits[name] for name in rows.classes]).T
+    return (low <= ratio) & (ratio <= high)
+
+
+def inside_others(rows: Rows, ratio: np.ndarray) -> np.ndarray:
+    """The same with ranges from the other sources alone."""
+    found = np.zeros(len(ratio), bool)
+    for source in sorted(set(rows.sources)):
+        own = rows.sources == source
+        found[own] = inside(rows, ratio, ranges(rows, ratio, ~own))[own]
     return found
 
 
@@ -152,9 +205,87 @@ def page() -> str:
     for title, values in column.items():
         groups += [(f"{title} {v}", np.array([x == v for x in values])) for v in _sorted(values)]
     table = [f"| {name} | {summary(errors[chosen])} |" for name, chosen in groups]
+    table += [*_classes(rows, predicted), *_pods(rows)]
     worst = _worst(published, predicted, errors)
     every = _rows(published, predicted, errors)
     return "\n".join([*head, *table, *worst, *every, *_left_out(left_out)])
+
+
+def _classes(rows: Rows, predicted: np.ndarray) -> list[str]:
+    ratio, everything = rows.measured / predicted, np.ones(len(predicted), bool)
+    limits = ranges(rows, ratio, everything)
+    among, others = inside(rows, ratio, limits), inside_others(rows, ratio)
+    lines = [
+        *("", "## By size and chips", ""),
+        *_paragraph(
+            "The range is what `plan` prints: the 10th and 90th percentile of published over "
+            "predicted time, tuned or not, each rounded outward to a row, so at least 80 % of a "
+            f"class lie inside. A class of fewer than {ENOUGH} rows is at least as wide as all "
+            "rows together; one without rows is as wide. In the last column the range too is from "
+            "the other sources alone. That is stricter: without llm-foundry, few large runs remain."
+        ),
+        "",
+        "| parameters | chips | rows | median of the error's size | 90th percentile | median error "
+        "| range, of the predicted time | inside | inside, range of other sources |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for name, (low, high) in [*limits.items(), (("all", "all"), (0.0, 0.0))]:
+        chosen = everything if name[0] == "all" else in_class(rows, name)
+        cells = [*name, "0", "-", "-", "-"]
+        if chosen.any():
+            cells[2:] = [summary(predicted[chosen] / rows.measured[chosen] - 1)]
+        cells.append("by class" if high == 0.0 else f"{low:.2f} to {high:.2f}")
+        cells += [
+            f"{found[chosen].mean():.0%}" if chosen.any() else "-" for found in (among, others)
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+EXAMPLE = "Llama 130M on 16 v5p"
+
+
+def _pods(rows: Rows) -> list[str]:
+    """What the terms of the loss and of the number of chips say of a small model on a pod."""
+    row = next(row for row in rows.rows if row.label == EXAMPLE)
+    numbers = fit(rows, rows.tuned)
+    own = rates(numbers, row.chip)
+    counted = work(row.job, row.chip)
+    seconds = sum(times(counted, row.chip, own).values())
+    nothing = dataclasses.replace(counted, logits=0.0)
+    loss = seconds - sum(times(nothing, row.chip, own).values())
+    chips = own.fixed + own.doubling * counted.doublings
+    at = [1e3 * (own.fixed + own.doubling * doublings) for doublings in (0, 4, 8)]
+    return [
+        *("", "## Small models on pods", ""),
+        *_paragraph("Two terms hardly show in a long step and are half of a small model's:"),
+        "",
+        *_paragraph(
+            f"- The loss. On a TPU a logit takes as long as {own.logits / own.scores:.1f} scores "
+            "of attention's forward pass; the vector unit computes both. There are positions x "
+            "vocabulary of them, whatever the width. Most rows behind this keep all logits in "
+            "float32 (Levanter, axlearn); ponente computes as many in chunks, and no run of it on "
+            "a pod has been timed."
+        ),
+        *_paragraph(
+            f"- A time that does not depend on the work: {at[0]:.0f} ms of every step on one chip, "
+            f"{at[1]:.0f} on 16 TPUs, {at[2]:.0f} on 256. Each doubling adds "
+            f"{1e3 * own.doubling:.0f} ms, for which the chips wait for one another. Of GPUs no "
+            "row tells it apart: the only small model on more than eight was not tuned."
+        ),
+        "",
+        *_paragraph(
+            f"{EXAMPLE}, with {row.job.tokens:,.0f} tokens a chip and a vocabulary of "
+            f"{row.job.model.vocab_size:,}: of {seconds:.2f} s, {loss / seconds:.0%} are the loss "
+            f"without its matmul and {chips / seconds:.0%} the time that does not depend on the "
+            "work. A small model on a pod gains more from a larger batch, a smaller vocabulary or "
+            "fewer chips than from faster matmuls."
+        ),
+    ]
+
+
+def _paragraph(text: str) -> list[str]:
+    return textwrap.wrap(text, 88, subsequent_indent="  " if text.startswith("- ") else "")
 
 
 def _width(embed: int) -> str:
@@ -166,13 +297,13 @@ def _sorted(values: list[Any]) -> list[Any]:
 
 
 REASONS = {
-    "tomat": "not tuned; its profile has 47 % of the time in attention and 28 % in fusions",
+    "tomat": "not tuned; FSDP multiplies slices 64 wide, a quarter of the matrix unit, and "
+    "attention took 47 %",
+    "H100 8x2": "not tuned; it took longer than 32 v5e, which have two fifths of the FLOP/s",
     "maxtest": "a diagnostic run without XLA flags",
     "nanochat": "a faster stack (FlashAttention 3) than that of most H100 rows of the fit",
-    "32K": "nearly all time is attention, and no other source has such rows on this hardware",
-    "Muon": "Muon's orthogonalisation is not counted",
+    "Gala": "neither recomputation nor the kind of attention is published",
     "axlearn": "recomputation is not published and taken as half of the matmuls",
-    "marin": "default settings; the time includes steps repeated after preemptions",
     "other": "this chip's share of its peak is higher here than in the sources that are left",
     "slower": "this chip's share of its peak is lower here than in the sources that are left",
 }
@@ -180,11 +311,9 @@ REASONS = {
 
 
 def _why(row: Row, error: float) -> str:
-    for name in ("tomat", "maxtest", "nanochat", "Muon"):
+    for name in ("tomat", "H100 8x2", "maxtest", "nanochat", "Gala"):
         if name in f"{row.origin} {row.label}":
             return REASONS[name]
-    if row.job.sequence_length >= 32768:
-        return REASONS["32K"]
     return REASONS.get(row.source, REASONS["other" if error > 0 else "slower"])
 
 
@@ -230,9 +359,9 @@ def constants() -> str:
     numbers = fit(rows, rows.tuned)
     ratio = rows.measured / leave_one_source_out(rows)
     errors = np.abs(1 / ratio - 1)
-    low, high = np.quantile(ratio[rows.tuned], [0.1, 0.9])
     lines = [f"{name} = {value:.4g}" for name, value in numbers.items()]
-    lines.append(f"fast {low:.3f}, slow {high:.3f} of the predicted time (10th, 90th percentile)")
+    limits = ranges(rows, ratio, np.ones(len(ratio), bool))
+    lines += [f"{name}: ({low:.2f}, {high:.2f})," for name, (low, high) in limits.items()]
     lines.append(f"untuned: {', '.join(f'{x:.2f}' for x in np.sort(ratio[~rows.tuned]))}")
     lines.append(f"error {np.median(errors):.3f}, 90th percentile {np.quantile(errors, 0.9):.3f}")
     return "\n".join(lines)

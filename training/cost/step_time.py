@@ -1,13 +1,15 @@
 """Predicts the time of a train step: the counts of `training.cost.step_work` / a chip's rates.
 
 A roofline model of each part. The time of matmuls is the larger of FLOPs / peak and bytes /
-bandwidth; that of norms, activations, loss and update is bytes / bandwidth; that of attention is
-the larger of its matmuls and its scores, which the vector unit computes at a rate that hardly
-depends on the head size. Collectives overlap with computation, except for a share. The larger of
-two overlapping times is the 4-norm of both, a smooth maximum. Imports no JAX.
+bandwidth; that of norms, activations and update is bytes / bandwidth; that of attention is the
+larger of its matmuls and its scores, which the vector unit computes at a rate that hardly depends
+on the head size; that of the loss is the larger of bytes / bandwidth and its logits, which a TPU's
+vector unit computes like scores. Collectives overlap with computation, except for a share; on TPUs
+each doubling of the chips adds a time to every step. The larger of two overlapping times is the
+4-norm of both, a smooth maximum. Imports no JAX.
 
-The free parameters (`rates`) were fitted on 2026-11-23 by `python -m tests.bench.predictions` to
-128 published rows of 9 sources; docs/predictions.md has every row with its error.
+The free parameters (`rates`) were fitted on 2026-11-26 by `python -m tests.bench.predictions` to
+152 published rows of 9 sources; docs/predictions.md has every row with its error.
 """
 
 from __future__ import annotations
@@ -33,21 +35,30 @@ DEFAULT_NETWORK = 50e9  # eight 400 Gb/s adapters for eight GPUs
 HOST_LINK = 16e9
 """Bytes per second between one chip and its host, when several chips share the host's link."""
 
-ROWS = 128
-ERROR, ERROR_90 = 0.116, 0.287
+ROWS = 152
+ERROR, ERROR_90 = 0.102, 0.271
 """Median and 90th percentile of the absolute relative error, with each row's source left out of the
 fit."""
-FAST, SLOW = 0.796, 1.178
-"""10th and 90th percentile of published / predicted time of tuned runs."""
-UNTUNED = (2.1, 2.6)
-"""Published / predicted time of the two untuned runs."""
-MATMUL = {"v4": 0.724, "v5e": 0.779, "v5p": 0.718, "v6e": 0.717, "a100": 0.654, "h100": 0.503}
+RANGES = {
+    ("below 350M", "1 chip"): (0.80, 1.21),
+    ("below 350M", "2 to 8 chips"): (0.80, 1.30),
+    ("below 350M", "more chips"): (0.80, 2.46),
+    ("350M and more", "1 chip"): (0.80, 1.21),
+    ("350M and more", "2 to 8 chips"): (0.80, 1.19),
+    ("350M and more", "more chips"): (0.80, 1.18),
+}
+"""10th and 90th percentile of published / predicted time by `size_class`, untuned runs included. A
+class of fewer than 20 runs is at least as wide as all runs together."""
+UNTUNED = (2.2, 2.6)
+"""Least and largest published / predicted time of the untuned runs."""
+MATMUL = {"v4": 0.731, "v5e": 0.780, "v5p": 0.751, "v6e": 0.720, "a100": 0.654, "h100": 0.503}
 """Share of the peak that large matmuls reach, by chip."""
 _SAME = {"h200": "h100"}  # the same multiprocessors
-_FAMILY = 0.572  # GPUs without published rows
+_FAMILY = 0.571  # GPUs without published rows
 
 KINDS = ["matmul", "head", "attention", "elementwise", "update", "communication", "fixed"]
-"""Kinds of work whose times add up to a step; "communication" is what computation does not hide."""
+"""Kinds of work whose times add up to a step; "elementwise" has the loss, "communication" is what
+computation does not hide, "fixed" depends on the number of chips alone."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,16 +68,20 @@ class Rates:
     Attributes:
         matmul: share of the peak that large matmuls reach.
         scores: forward time of one attention score, in units of `score_seconds`.
-        streams: share of `Work.stream_bytes` and `Work.logit_bytes` that reaches memory.
+        streams: share of `Work.stream_bytes` and of 12 bytes a logit that reaches memory.
+        logits: time of a logit in the loss, in units of `score_seconds`; 0 where only bytes count.
         exposed: share of the collectives' time that computation never hides.
         fixed: seconds per step that no other term explains.
+        doubling: seconds that each doubling of the chips adds to a step.
     """
 
     matmul: Any
     scores: Any
     streams: Any
+    logits: Any
     exposed: Any
     fixed: Any
+    doubling: Any
 
 
 def rates(chip: Chip) -> Rates:
@@ -74,10 +89,12 @@ def rates(chip: Chip) -> Rates:
     tpu = chip.name in TPUS
     return Rates(
         matmul=MATMUL.get(_SAME.get(chip.name, chip.name), _FAMILY),
-        scores=8.26 if tpu else 10.8,
-        streams=0.979 if tpu else 1.032,
-        exposed=0.126,
-        fixed=0.0131,
+        scores=7.64 if tpu else 10.8,
+        streams=0.934 if tpu else 1.036,
+        logits=31.9 if tpu else 0.0,
+        exposed=0.127,
+        fixed=0.0102,
+        doubling=0.0109 if tpu else 0.0,
     )
 
 
@@ -90,12 +107,14 @@ class Forecast:
         tokens: tokens per step, over all devices.
         mfu: model FLOPs over the peak, with causal attention.
         mfu_full: the same with attention over all pairs.
+        ratios: ends of the 80 % interval / the predicted time, of `RANGES`.
     """
 
     times: dict[str, float]
     tokens: int
     mfu: float
     mfu_full: float
+    ratios: tuple[float, float]
 
     @property
     def seconds(self) -> float:
@@ -104,8 +123,8 @@ class Forecast:
 
     @property
     def range(self) -> tuple[float, float]:
-        """80 % interval of the step's seconds, from the errors for tuned published runs."""
-        return self.seconds * FAST, self.seconds * SLOW
+        """80 % interval of the step's seconds, from the published runs of its `size_class`."""
+        return self.seconds * self.ratios[0], self.seconds * self.ratios[1]
 
     @property
     def shares(self) -> dict[str, float]:
@@ -147,8 +166,19 @@ def forecast(
         for causal in (True, False)
     )
     peak = chip.peak * sum(found.values())
-    tokens = train.batch_size * train.sequence_length
-    return Forecast(times=found, tokens=tokens, mfu=causal / peak, mfu_full=full / peak)
+    return Forecast(
+        times=found,
+        tokens=train.batch_size * train.sequence_length,
+        mfu=causal / peak,
+        mfu_full=full / peak,
+        ratios=RANGES[size_class(model.parameter_count, devices)],
+    )
+
+
+def size_class(parameters: int, chips: int) -> tuple[str, str]:
+    """The key of `RANGES`."""
+    size = "below 350M" if parameters < 350e6 else "350M and more"
+    return size, "1 chip" if chips == 1 else "2 to 8 chips" if chips <= 8 else "more chips"
 
 
 def times(work: Work, chip: Chip, rates: Rates) -> dict[str, Any]:
@@ -156,16 +186,20 @@ def times(work: Work, chip: Chip, rates: Rates) -> dict[str, Any]:
     speed = chip.peak * rates.matmul
     matmuls = _larger(work.matmul_flops / speed, work.matmul_bytes / chip.bandwidth)
     head = matmuls * (work.head_flops / work.matmul_flops)
-    attention = _larger(work.scores * rates.scores * score_seconds(chip), work.score_flops / speed)
-    elementwise = rates.streams * (work.stream_bytes + work.logit_bytes) / chip.bandwidth
+    score = score_seconds(chip)
+    attention = _larger(work.scores * rates.scores * score, work.score_flops / speed)
+    moved = rates.streams * 12 * work.logits / chip.bandwidth
+    loss = _larger(moved, work.logits * rates.logits * score)
+    elementwise = rates.streams * work.stream_bytes / chip.bandwidth + loss
     update = work.update_bytes / chip.bandwidth + work.update_flops / speed
     waiting = _waiting(work, chip, rates, matmuls + attention + elementwise)
-    parts = (matmuls - head, head, attention, elementwise, update, waiting, rates.fixed)
+    fixed = rates.fixed + rates.doubling * work.doublings
+    parts = (matmuls - head, head, attention, elementwise, update, waiting, fixed)
     return dict(zip(KINDS, parts, strict=True))
 
 
 def score_seconds(chip: Chip) -> float:
-    """The unit of `Rates.scores`: one exponential on a GPU, 256 FLOPs at peak on a TPU.
+    """The unit of `scores` and `logits`: one exponential on a GPU, 256 FLOPs at peak on a TPU.
 
     TPUs use the peak because it fits the published rows better than the vector unit's clock.
     """

@@ -71,13 +71,14 @@ class Work:
             `BACKWARD_SCORES` forward passes.
         score_flops: FLOPs of attention's matmuls over these pairs, at padded head sizes.
         stream_bytes: bytes that norms, activations and residual additions read and write.
-        logit_bytes: bytes that the loss reads and writes, without its matmul.
+        logits: (position, id) pairs of the loss.
         update_bytes: bytes of parameters, gradients and optimizer state that the update moves.
         update_flops: FLOPs of the optimizer's matmuls.
         host_bytes: bytes moved between chip and host.
         gathered_bytes: bytes of parameters and gradients that collectives move per chip.
         activation_bytes: bytes of collectives over `tensor` and `sequence`.
         network_bytes: bytes that leave the slice, or the host with GPUs.
+        doublings: base-2 logarithm of the chips that take part in the step.
     """
 
     matmul_flops: float
@@ -86,13 +87,14 @@ class Work:
     scores: float
     score_flops: float
     stream_bytes: float
-    logit_bytes: float
+    logits: float
     update_bytes: float
     update_flops: float
     host_bytes: float
     gathered_bytes: float
     activation_bytes: float
     network_bytes: float
+    doublings: float
 
 
 BACKWARD_SCORES = 2.3
@@ -121,13 +123,14 @@ def work(job: StepShape, chip: Chip) -> Work:
         scores=scores,
         score_flops=score_flops,
         stream_bytes=_streams(job, again),
-        logit_bytes=12 * tokens * model.padded_vocab_size,
+        logits=tokens * model.padded_vocab_size,
         update_bytes=_update(job),
         update_flops=job.update_flops,
         host_bytes=_host(job),
         gathered_bytes=gathered,
         activation_bytes=_activations(job),
         network_bytes=network,
+        doublings=math.log2(job.chips),
     )
 
 

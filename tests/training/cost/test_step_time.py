@@ -12,7 +12,7 @@ from pipeline.accelerators import GPUS, TPUS
 from tests.bench import layouts, predictions
 from tests.bench.published_rows import read
 from training.cost import step_time
-from training.cost.step_time import KINDS, MATMUL, rates, times
+from training.cost.step_time import KINDS, MATMUL, RANGES, rates, size_class, times
 from training.cost.step_work import BACKWARD_SCORES, StepShape, work
 
 SHAPE = TransformerConfig(
@@ -114,9 +114,59 @@ def test_every_chip_of_the_table_has_a_prediction():
         assert sum(found.values()) > flops / chip.peak
 
 
+def test_a_step_takes_longer_on_more_chips_with_equal_work_each():
+    """By as much for each doubling, on TPUs; no published run tells this of GPUs."""
+    chip, seconds = TPUS["v6e"], []
+    for chips in (1, 2, 4, 16):
+        found = times(work(dataclasses.replace(JOB, chips=chips), chip), chip, rates(chip))
+        seconds.append(found["fixed"])
+    assert np.diff(seconds) == pytest.approx(np.array([1, 1, 2]) * rates(chip).doubling)
+    assert rates(chip).doubling > 0
+
+
+@pytest.mark.parametrize(("chip", "bound"), [(TPUS["v5p"], "arithmetic"), (GPUS["h100"], "bytes")])
+def test_the_loss_takes_the_longer_of_arithmetic_and_bytes(chip, bound):
+    """Large against the rest; the smooth maximum exceeds the longer by a twentieth at most."""
+    counted = dataclasses.replace(work(JOB, chip), logits=1e12, stream_bytes=0.0)
+    rate = rates(chip)
+    expected = {
+        "arithmetic": 1e12 * rate.logits * step_time.score_seconds(chip),
+        "bytes": 1e12 * 12 * rate.streams / chip.bandwidth,
+    }
+    assert max(expected, key=lambda name: expected[name]) == bound
+    found = times(counted, chip, rate)["elementwise"]
+    assert expected[bound] <= found * (1 + 1e-9) <= 1.05 * expected[bound]
+
+
+def test_the_range_of_every_class_contains_the_prediction():
+    """And every size and number of chips has a range."""
+    for low, high in RANGES.values():
+        assert low < 1 < high
+    found = {size_class(size, chips) for size in (10**8, 10**9) for chips in (1, 2, 8, 9, 256)}
+    assert found == set(RANGES)
+
+
+@pytest.mark.slow
+def test_the_ranges_hold_four_fifths_of_the_published_runs():
+    """The constants, recomputed with each row's source left out of the fit; per class and blind."""
+    rows = predictions.Rows(read()[0])
+    ratio = rows.measured / predictions.leave_one_source_out(rows)
+    found = predictions.ranges(rows, ratio, np.ones(len(ratio), bool))
+    for name, limits in found.items():
+        assert RANGES[name] == pytest.approx(limits, abs=0.011), name
+    held = predictions.inside(rows, ratio, RANGES)
+    for name in set(rows.classes):
+        assert held[predictions.in_class(rows, name)].mean() >= 0.8, name
+    # Stricter: the range does not know the row's source either.
+    assert predictions.inside_others(rows, ratio).mean() >= 0.75
+    untuned = ratio[~rows.tuned]
+    assert (untuned.min(), untuned.max()) == pytest.approx(step_time.UNTUNED, abs=0.05)
+
+
 @pytest.mark.slow
 def test_errors_on_published_runs_are_as_stated():
-    """The page, the constants and the aims: median 15 %, 90th percentile 35 %, v6e alone too."""
+    """The page, the constants and the aims: median 15 %, 90th percentile 35 %, v6e alone too; of
+    small models on many chips 45 %."""
     rows = predictions.Rows(read()[0])
     numbers = predictions.fit(rows, rows.tuned)
     for name, share in MATMUL.items():
@@ -131,9 +181,10 @@ def test_errors_on_published_runs_are_as_stated():
             assert getattr(stated, field.name) == pytest.approx(value, rel=0.01), field.name
     errors = np.abs(predictions.leave_one_source_out(rows) / rows.measured - 1)
     v6e = np.array([row.chip.name == "v6e" for row in rows.rows])
-    for chosen in (np.ones(len(errors), bool), v6e):
+    small = predictions.in_class(rows, ("below 350M", "more chips"))
+    for chosen, tail in ((np.ones(len(errors), bool), 0.35), (v6e, 0.35), (small, 0.45)):
         assert np.median(errors[chosen]) <= 0.15
-        assert np.quantile(errors[chosen], 0.9) <= 0.35
+        assert np.quantile(errors[chosen], 0.9) <= tail
     assert np.median(errors) == pytest.approx(step_time.ERROR, abs=0.002)
     assert np.quantile(errors, 0.9) == pytest.approx(step_time.ERROR_90, abs=0.002)
     assert rows.tuned.sum() == step_time.ROWS
