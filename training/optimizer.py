@@ -7,9 +7,7 @@ inside the chain.
 
 Muon updates a matrix by its momentum after orthogonalization: Newton-Schulz iterations bring all
 singular values near 1 (https://kellerjordan.github.io/posts/muon). Each layer of a stacked array is
-a matrix of its own, and all head axes of a projection together are one side. optax differs from
-Jordan's code: it divides the momentum and the Nesterov term by Adam's bias correction, which
-changes their ratio in the first steps, and it iterates in the gradient's dtype, here float32.
+a matrix of its own, and all head axes of a projection together are one side.
 """
 
 from __future__ import annotations
@@ -22,12 +20,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
-from optax.contrib import MuonDimensionNumbers
+from jax.typing import DTypeLike
 
 import models.named as hax
 from models.layers.axes import EMBED, LAYERS
 from training.config import OptimizerConfig
-from training.sharding.layout import is_named
+from training.sharding.layout import Layout, is_named
+from training.sharding.newton_schulz import orthogonalize
 
 
 def decay_mask(model: Any, *, tables: bool = False) -> Any:
@@ -42,9 +41,15 @@ def decay_mask(model: Any, *, tables: bool = False) -> Any:
     return jax.tree_util.tree_map_with_path(decays, model, is_leaf=is_named)
 
 
-def build(config: OptimizerConfig) -> optax.GradientTransformation:
-    """Clipping, moments and decay: gradients -> direction d, where the update is `-rate * d`."""
-    make = {"adamw": _adamw, "muon": _muon, "lion": _lion}[config.kind]
+def build(
+    config: OptimizerConfig, layout: Layout | None = None, compute_dtype: DTypeLike = jnp.float32
+) -> optax.GradientTransformation:
+    """Clipping, moments and decay: gradients -> direction d, where the update is `-rate * d`.
+
+    Muon iterates in `compute_dtype`, on the devices of `layout`; None for one device.
+    """
+    muon = functools.partial(_muon, layout=layout, compute_dtype=compute_dtype)
+    make = {"adamw": _adamw, "muon": muon, "lion": _lion}[config.kind]
     dtype = jnp.dtype(config.moment_dtype)
     return optax.chain(
         optax.clip_by_global_norm(config.clip_norm),
@@ -94,8 +99,22 @@ def _lion(config: OptimizerConfig) -> Transformations:
     return optax.scale_by_lion(b1=config.lion_beta1, b2=config.lion_beta2), _decay(config)
 
 
-def _muon(config: OptimizerConfig) -> Transformations:
-    matrices = (muon_directions(config), _decay(config), optax.scale(config.muon_ratio))
+def _muon(
+    config: OptimizerConfig, layout: Layout | None, compute_dtype: DTypeLike
+) -> Transformations:
+    def directions(momenta: Any, _: Any) -> Any:
+        found = orthogonalize(momenta, config.muon_steps, compute_dtype, layout)
+        return jax.tree.map(
+            lambda leaf: leaf * shape_factor(leaf, config.muon_rms), found, is_leaf=is_named
+        )
+
+    matrices = (
+        # Jordan's momentum over (1 - muon_momentum), a factor that the iteration divides out.
+        optax.trace(config.muon_momentum, nesterov=config.muon_nesterov),
+        optax.stateless(directions),
+        _decay(config),
+        optax.scale(config.muon_ratio),
+    )
     groups: dict[Hashable, optax.GradientTransformation] = {
         "muon": optax.chain(*matrices),
         "adamw": optax.chain(*_adamw(config)),
@@ -190,23 +209,6 @@ def muon_labels(tree: Any) -> Any:
     )
 
 
-def muon_directions(config: OptimizerConfig) -> optax.GradientTransformation:
-    """Gradients of block matrices -> scaled orthogonal directions, before decay and rate."""
-    orthogonal = optax.contrib.scale_by_muon(
-        ns_steps=config.muon_steps,
-        beta=config.muon_momentum,
-        nesterov=config.muon_nesterov,
-        weight_dimension_numbers=_all_dimension_numbers,
-    )
-
-    def scale(updates: Any, _: Any) -> Any:
-        return jax.tree.map(
-            lambda leaf: leaf * shape_factor(leaf, config.muon_rms), updates, is_leaf=is_named
-        )
-
-    return optax.chain(orthogonal, optax.stateless(scale))
-
-
 def shape_factor(array: hax.NamedArray, rms: float | None) -> float:
     """The factor for a direction with singular values of 1, see `OptimizerConfig.muon_rms`."""
     fan_in, fan_out = (math.prod(array.axes[i].size for i in side) for side in matrix_axes(array))
@@ -218,13 +220,3 @@ def shape_factor(array: hax.NamedArray, rms: float | None) -> float:
 
 def _sides(array: hax.NamedArray) -> list[int]:
     return [i for i, axis in enumerate(array.axes) if axis.name not in STACKED]
-
-
-def _all_dimension_numbers(tree: Any) -> Any:
-    """`tree` with dimension numbers in place of the array inside each named array."""
-
-    def inside(leaf: hax.NamedArray) -> Any:
-        numbers = MuonDimensionNumbers(*matrix_axes(leaf))
-        return jax.tree.map(lambda _: numbers, leaf)
-
-    return jax.tree.map(inside, tree, is_leaf=is_named)

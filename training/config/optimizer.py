@@ -59,7 +59,7 @@ class OptimizerConfig:
             `learning_rate`, which Moonshot shares too (https://arxiv.org/abs/2502.16982).
         muon_momentum: decay of the mean of gradients; 0.95 is Jordan's.
         muon_nesterov: whether to use Nesterov momentum; Jordan's choice.
-        muon_steps: Newton-Schulz iterations; 5 is Jordan's.
+        muon_steps: Newton-Schulz iterations, in the compute dtype; 5 is Jordan's.
         muon_rms: root mean square of a full-rank update, which is scaled by
             `muon_rms * sqrt(max(fan_in, fan_out))`; 0.2 is Moonshot's, near the RMS of AdamW's
             updates. None for Jordan's factor `sqrt(max(1, fan_out / fan_in))`, for a

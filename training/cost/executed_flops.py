@@ -15,7 +15,7 @@ from models.shape.footprint import attended_pairs, footprint
 from models.shape.remat_names import MATMULS, saved_names
 from training.config.optimizer import OptimizerConfig
 from training.config.train import TrainConfig
-from training.cost.memory_estimate import partial_sums
+from training.cost.memory_estimate import own_matrices, partial_sums
 
 ATTENTION = "attention_residuals"
 
@@ -50,17 +50,17 @@ def recomputed(model: TransformerConfig, remat: str, sequence_length: int) -> fl
     return sum(flops[name] for name in repeated(model, remat)) / sum(flops.values())
 
 
-def orthogonalization_flops(model: TransformerConfig, optimizer: OptimizerConfig) -> float:
-    """FLOPs of Muon's Newton-Schulz iterations over all matrices of a model; 0 for others.
+def orthogonalization_flops(
+    model: TransformerConfig, optimizer: OptimizerConfig, devices: int
+) -> float:
+    """FLOPs of Muon's iterations on one of `devices` that share the matrices; 0 for others.
 
     An iteration of a matrix of sides m <= n makes three products, 2 m^2 n + 2 m^3 + 2 m^2 n FLOPs
-    (https://kellerjordan.github.io/posts/muon). Chips that hold a whole copy of the optimizer state
-    repeat them; chips that divide it share them.
+    (https://kellerjordan.github.io/posts/muon).
     """
-    if optimizer.kind != "muon":
-        return 0.0
-    sides = [sorted((each.rows, each.columns)) for each in footprint(model).matrices]
-    return model.layers * optimizer.muon_steps * sum(4.0 * m * m * n + 2.0 * m**3 for m, n in sides)
+    own = own_matrices(model, optimizer, devices)
+    flops = sum(count * (4.0 * m * m * n + 2.0 * m**3) for (m, n), count in own.items())
+    return optimizer.muon_steps * flops
 
 
 def executed_flops(
@@ -91,7 +91,6 @@ def executed_flops(
             matmuls, visible = 7 if fused else 9, attended_pairs(length, window)
         pairs += layers * visible * (matmuls + 2 * (ATTENTION in again))
     attention = 2 * shape.widths["queries"] * pairs / length
-    data, _, sequence, _ = train.parallel.mesh_shape(devices)
-    copies = data * sequence  # of the optimizer state
-    tokens = train.batch_size * length
-    return tokens * (weights + attention) + copies * orthogonalization_flops(model, optimizer)
+    _, group, _, tensor = train.parallel.mesh_shape(devices)
+    update = devices * orthogonalization_flops(model, optimizer, group * tensor)
+    return train.batch_size * length * (weights + attention) + update

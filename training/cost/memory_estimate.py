@@ -8,6 +8,7 @@ compiler's own figure is authoritative, see `training.preflight`.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -38,7 +39,8 @@ class Estimate:
             `models.shape.remat_names`.
         backward: intermediates of one iteration of the backward pass over layers.
         loss: logits of one chunk and their gradient.
-        update: optimizer state that comes from the host after the residuals are freed.
+        update: after the residuals are freed: optimizer state that comes from the host, and what
+            Muon needs beyond what the update has freed.
         host: bytes in the host's memory.
     """
 
@@ -101,6 +103,10 @@ def estimate(
     tokens = tokens / sequence
     moments = optimizer_bytes(model, optimizer) / tensor / group
     on_host = parallel.optimizer_memory == "host"
+    held = _parameters(shape, train, width, group, tensor)
+    # The update no longer needs the model in the compute dtype, nor all of what it is counted with.
+    freed = sum(size for name, size in held.items() if name.startswith("compute"))
+    freed += held["gradients and update"] * (width + 4) / (width + 8)
     residuals, offloaded = _residuals(model, train.remat, width, tensor)
     # The backward pass needs the residuals of a whole iteration of the loop over layers beside the
     # arrays of all layers; for one layer, `_working` includes them.
@@ -109,7 +115,7 @@ def estimate(
     chunk = tokens * model.padded_vocab_size / int(train.loss_chunks) / tensor
     return Estimate(
         state={
-            **_parameters(shape, train, width, group, tensor),
+            **held,
             "optimizer state": 0.0 if on_host else moments,
         },
         residuals=_times(tokens * model.layers, residuals),
@@ -121,7 +127,10 @@ def estimate(
             ),
         },
         loss={"logits of a chunk": 4 * chunk, "their gradient": width * chunk},
-        update={"optimizer state, from and to the host": BROUGHT * moments} if on_host else {},
+        update={
+            "optimizer state, from and to the host": BROUGHT * moments if on_host else 0.0,
+            "matrices of Muon": max(0.0, _stack(model, optimizer, width, group * tensor) - freed),
+        },
         host={
             "optimizer state": moments if on_host else 0.0,
             **_times(tokens * model.layers * train.microbatches, offloaded),
@@ -137,6 +146,27 @@ def optimizer_bytes(model: TransformerConfig, optimizer: OptimizerConfig) -> flo
     """Bytes of the optimizer state of all parameters."""
     shape = footprint(model)
     return moment_bytes(optimizer, shape.parameters, shape.block_parameters)
+
+
+def own_matrices(
+    model: TransformerConfig, optimizer: OptimizerConfig, devices: int
+) -> dict[tuple[int, int], int]:
+    """Matrices of sides m <= n that Muon iterates on one of `devices` that share them.
+
+    See `training.sharding.newton_schulz`; empty for other optimizers.
+    """
+    if optimizer.kind != "muon":
+        return {}
+    sides = [(each.rows, each.columns) for each in footprint(model).matrices]
+    shapes = Counter((min(pair), max(pair)) for pair in sides)
+    return {shape: math.ceil(count * model.layers / devices) for shape, count in shapes.items()}
+
+
+def _stack(model: TransformerConfig, optimizer: OptimizerConfig, width: int, devices: int) -> float:
+    """Bytes of Muon's largest stack before and after it, and of the products of one matrix."""
+    own = own_matrices(model, optimizer, devices).items()
+    sizes = [2 * width * k * m * n + 4 * m * n + (2 * width + 4) * m * m for (m, n), k in own]
+    return float(max(sizes, default=0))
 
 
 def _parameters(

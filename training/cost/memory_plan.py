@@ -113,19 +113,16 @@ def resolve(
 ) -> tuple[TrainConfig, str]:
     """`train`, of one batch phase, without "auto", and a sentence with the reason.
 
-    Chooses the cheapest combination that fits; recomputed FLOPs, a sharded state, and Muon's
-    products, which each copy of the state repeats, have a cost. If none fits, it offloads the
-    optimizer state, which moves once a step; then residuals, which move in every layer of every
-    microbatch; then both. If still none fits, it chooses the smallest. A device of unknown memory
-    is assumed to have enough.
+    Chooses the cheapest combination that fits; recomputed FLOPs, a sharded state, and the products
+    of Muon on one device have a cost. If none fits, it offloads the optimizer state, which moves
+    once a step; then residuals, which move in every layer of every microbatch; then both. If still
+    none fits, it chooses the smallest. A device of unknown memory is assumed to have enough.
     """
     candidates = []
     count, platform, limit = devices.count, devices.platform, devices.limit
     shardings, memory = divisible(model, train.parallel, devices), train.parallel.optimizer_memory
-    # Of a copy of the optimizer state, in forward passes of one device's tokens through the blocks.
     tokens = train.batch_size * train.sequence_length / count
     forward = tokens * model.layers * block_flops(model, train.sequence_length)
-    orthogonalized = orthogonalization_flops(model, optimizer) / forward
     places: tuple[Literal["auto", "device", "host"], ...] = (
         ("device", "host") if memory == "auto" else (memory,)
     )
@@ -143,7 +140,8 @@ def resolve(
         # Ranked by offload first (none, optimizer state, residuals, both), then by cost.
         offload = (2 if remat == OFFLOADED else 0) + (place == "host")
         cost = recomputed(model, remat, train.sequence_length) + SHARDINGS[parallel.sharding]
-        cost += orthogonalized / parallel.mesh_shape(count)[1]
+        _, group, _, tensor = parallel.mesh_shape(count)
+        cost += orthogonalization_flops(model, optimizer, group * tensor) / forward
         cost += REDUCTION * (parallel.reduce != better)
         candidates.append(((offload, cost), size.total, len(candidates), found, size))
     fitting = [c for c in candidates if limit is None or c[1] <= limit]

@@ -22,7 +22,7 @@ from models.shape.footprint import training_flops_per_token
 from pipeline.accelerators import TPUS, Chip
 from training.config import OptimizerConfig, TrainConfig
 from training.cost.executed_flops import orthogonalization_flops
-from training.cost.memory_estimate import optimizer_bytes
+from training.cost.memory_estimate import optimizer_bytes, own_matrices
 from training.cost.step_work import StepShape, Work, work
 
 NETWORK = {"v4": 6.25e9, "v5e": 6.25e9, "v5p": 6.25e9, "v6e": 12.5e9, "a100": 25e9}
@@ -143,6 +143,7 @@ def forecast(
 ) -> Forecast:
     """The prediction for a configuration without "auto" on `devices` chips of one kind."""
     _, group, sequence, tensor = train.parallel.mesh_shape(devices)
+    own = own_matrices(model, optimizer, group * tensor)
     job = StepShape(
         model=model,
         rows=train.batch_size / devices,
@@ -156,7 +157,8 @@ def forecast(
         microbatches=train.microbatches,
         remat=train.remat,
         state_bytes=optimizer_bytes(model, optimizer) / model.parameter_count,
-        update_flops=orthogonalization_flops(model, optimizer) / (group * tensor),
+        update_flops=orthogonalization_flops(model, optimizer, group * tensor),
+        shared=sum(m * n * count for (m, n), count in own.items()),
         on_host=train.parallel.optimizer_memory == "host",
         reduces_once=train.parallel.reduce == "step",
     )

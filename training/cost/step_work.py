@@ -33,6 +33,7 @@ class StepShape:
         remat: see `models.shape.remat_names`; "half" keeps the matmuls of every second layer.
         state_bytes: bytes of optimizer state per parameter.
         update_flops: FLOPs of the optimizer's matmuls on one chip.
+        shared: elements of the matrices that Muon iterates on one chip.
         on_host: whether the optimizer state is in the host's memory.
         reduces_once: whether gradients are summed over the chips once a step, not each microbatch.
     """
@@ -50,6 +51,7 @@ class StepShape:
     remat: str = "none"
     state_bytes: float = 8.0
     update_flops: float = 0.0
+    shared: float = 0.0
     on_host: bool = False
     reduces_once: bool = False
 
@@ -210,13 +212,15 @@ def _state_traffic(job: StepShape, chip: Chip) -> tuple[float, float]:
     array per chip, an all-reduce twice that. Gradients are summed over the chips once a step or
     every microbatch: libtpu reports 111, 222 and 415 MB for 1, 2 and 4 microbatches on v6e-16. With
     several slices, each chip sends its share of the gradients to the others as often, with every
-    sharding: a quarter on two v6e-4.
+    sharding: a quarter on two v6e-4. Muon's all-to-alls, to whole matrices and back, move (n - 1) /
+    n of a chip's own.
     """
     size = 2 * job.model.parameter_count / job.tensor  # in the compute dtype
     ring = (job.group - 1) / job.group
     gathers = {"replicated": 0, "zero1": 1, "fsdp": 2 * job.microbatches}[job.sharding]
     sums = 1 if job.reduces_once else job.microbatches
     inside = size * ring * (gathers + 2 * sums)  # float32 gradients have 2 x `size` bytes
+    inside += 2 * 2 * job.shared * (ring + (job.tensor - 1) / job.tensor)
     copies = job.chips / (job.group * job.sequence * job.tensor)
     if copies > 1:  # all-reduce (hence the other 2) of one chip's shard of the gradients
         inside += sums * 2 * 2 * size / job.group * (copies - 1) / copies

@@ -3,6 +3,7 @@
 import dataclasses
 import math
 
+import jax
 import pytest
 from jax.interpreters import partial_eval
 
@@ -10,7 +11,8 @@ from models.shape import presets
 from models.shape.footprint import attended_pairs, training_flops_per_token
 from tests.training import tiny
 from training.config import OptimizerConfig, Parallelism, TrainConfig
-from training.cost.executed_flops import executed_flops, orthogonalization_flops
+from training.cost.executed_flops import executed_flops
+from training.step.program import build_program
 
 MODEL = tiny.MODEL
 
@@ -85,8 +87,27 @@ def test_kernels_multiply_the_visible_pairs():
     assert tomat(backend="blockwise") is None
 
 
-def test_each_copy_of_muons_state_repeats_its_products():
-    """Devices that divide the state share them."""
-    once = orthogonalization_flops(presets.tomat_200m, OptimizerConfig(kind="muon"))
-    assert tomat(optimizer="muon") - tomat() == pytest.approx(once)
-    assert tomat(optimizer="muon", group=4) - tomat() == pytest.approx(4 * once)
+def test_devices_share_whole_matrices():
+    """36 matrices of the MLP and 48 of attention on 16 devices, each 3 and 3; on 4, each 9 and 12.
+
+    Copies of the state repeat them.
+    """
+    wide, square = 5 * (4 * 1024**2 * 4096 + 2 * 1024**3), 5 * 6 * 1024**3
+    assert tomat(optimizer="muon") - tomat() == 16 * (3 * wide + 3 * square)
+    fours = 16 * (9 * wide + 12 * square)
+    assert tomat(optimizer="muon", group=4) - tomat() == fours
+    assert tomat(optimizer="muon", group=2, tensor=2) - tomat(group=2, tensor=2) == fours
+    # Eight do not divide the 36: each has 5, of which the last devices iterate zeros.
+    eights = 16 * (5 * wide + 6 * square)
+    assert tomat(optimizer="muon", group=8) - tomat() == eights
+
+
+@pytest.mark.slow
+def test_muons_products_are_those_of_the_traced_step():
+    """Of three layers on groups of four devices, zeros included."""
+    model = dataclasses.replace(MODEL, layers=3)
+    muon = dataclasses.replace(tiny.OPTIMIZER, kind="muon")
+    parallel = Parallelism(sharding="zero1", group=2, tensor=2)
+    train = dataclasses.replace(tiny.TRAIN, parallel=parallel)
+    program = build_program(model, muon, train, jax.devices(), eos_id=tiny.EOS)
+    assert executed_flops(model, muon, train, program.backend, 8) == traced(program)

@@ -53,6 +53,15 @@ def test_splitting_the_state_communicates_and_shrinks_the_update():
     assert work(JOB, TPUS["v6e"]).gathered_bytes == 0
 
 
+def test_whole_matrices_of_muon_are_exchanged_there_and_back():
+    """By hand: twice two bytes an element over a group of four, and over two that divide heads."""
+    for tensor, passed in ((1, 3 / 4), (2, 3 / 4 + 1 / 2)):
+        job = dataclasses.replace(JOB, chips=4 * tensor, group=4, tensor=tensor, sharding="zero1")
+        muon = dataclasses.replace(job, shared=1e6)
+        moved = work(muon, TPUS["v6e"]).gathered_bytes - work(job, TPUS["v6e"]).gathered_bytes
+        assert moved == pytest.approx(4e6 * passed)
+
+
 @pytest.mark.parametrize(("sharding", "group"), [("replicated", 1), ("zero1", 4), ("fsdp", 2)])
 def test_a_chip_sends_its_share_of_the_gradients_to_other_slices(sharding, group):
     """By hand: two slices of four chips, 8 bytes a parameter for each of two microbatches."""

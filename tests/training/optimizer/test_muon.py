@@ -1,6 +1,7 @@
 """Muon against Newton-Schulz in float64, layer by layer, and which parameters are its own."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -11,9 +12,10 @@ import models.named as hax
 from models.transformer import Transformer
 from tests.training import tiny
 from training.checkpoint.tree_names import flatten
-from training.config import OptimizerConfig
+from training.config import AxisRules, OptimizerConfig, Parallelism
 from training.optimizer import build, matrix_axes, muon_labels
-from training.sharding.layout import is_named
+from training.sharding.layout import is_named, make_layout
+from training.sharding.newton_schulz import orthogonalize
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # https://kellerjordan.github.io/posts/muon
 
@@ -45,12 +47,9 @@ def flat(array, inputs):
 def expected(config, gradients, parameter, inputs):
     """Directions of one layer's parameter for a list of gradients, by NumPy in float64."""
     beta, momentum, out = config.muon_momentum, np.zeros_like(parameter), []
-    for t, g in enumerate(gradients, start=1):
+    for g in gradients:
         momentum = beta * momentum + (1 - beta) * g
-        if config.muon_nesterov:
-            mean = beta * momentum / (1 - beta ** (t + 1)) + (1 - beta) * g / (1 - beta**t)
-        else:
-            mean = momentum
+        mean = beta * momentum + (1 - beta) * g if config.muon_nesterov else momentum
         update = newton_schulz(flat(mean, inputs), config.muon_steps)
         fan_in, fan_out = update.shape
         if config.muon_rms is None:
@@ -109,6 +108,36 @@ def test_every_layers_matrix_is_orthogonalised_on_its_own(rms, nesterov):
             )
             for direction, array in zip(got, want, strict=True):
                 np.testing.assert_allclose(direction[name].array[layer], array, rtol=0, atol=2e-4)
+
+
+MOMENTS = AxisRules(params=(), optimizer_state=(("embed", ("fsdp",)),))
+SPLIT = [
+    {"sharding": "fsdp", "group": 4},
+    {"sharding": "zero1", "group": 2, "tensor": 2},
+    {"sharding": "fsdp", "group": 4, "sequence": 2},
+    {"sharding": "replicated", "tensor": 2},
+    {"sharding": "replicated"},
+    {"sharding": "zero1", "group": 4, "rules": MOMENTS},
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("parallel", SPLIT)
+@pytest.mark.parametrize(("dtype", "error"), [("float32", 1e-5), ("bfloat16", 0.03)])
+def test_eight_devices_share_the_matrices(parallel, dtype, error):
+    """Three layers, which nothing divides: as on one device, and as NumPy's, by Frobenius norms."""
+    given = draw(np.random.default_rng(1), layers=3)
+    layout = make_layout(jax.devices(), Parallelism(**parallel))
+    shardings = layout.shardings(named(given))
+    run = functools.partial(orthogonalize, steps=5, dtype=dtype)
+    shared = jax.jit(functools.partial(run, layout=layout), in_shardings=(shardings,))(named(given))
+    alone = jax.jit(run)(named(given))
+    for name, (_, inputs) in MATRICES.items():
+        for layer in range(3):
+            want = newton_schulz(flat(given[name][layer], inputs))
+            for found in (shared, alone):
+                got = flat(np.asarray(found[name].array[layer], np.float64), inputs)
+                assert np.linalg.norm(got - want) < error * np.linalg.norm(want)
 
 
 @pytest.mark.slow

@@ -27,6 +27,7 @@ from tests.training.hlo import COLLECTIVE, LAYER_LOOP, cost, parse, walk
 from training.preflight import describe
 from training.config.parallelism import Parallelism
 from training.step.program import build_program
+from training.step.state import shardings_of
 
 devices = describe("v6e-4")
 model = TransformerConfig(
@@ -50,6 +51,21 @@ build_program(untied, OptimizerConfig(), split, devices, eos_id=0, padded=True).
 apart = dataclasses.replace(split, batch_size=16)
 joined = build_program(model, OptimizerConfig(), apart, describe("2xv6e-4"), eos_id=0)
 between = cost(joined.lower().compile().as_text()).collectives
+muon = build_program(
+    dataclasses.replace(model, layers=3),
+    OptimizerConfig(kind="muon"), apart, describe("2xv6e-4"), eos_id=0,
+)
+whole = muon.abstract
+update = jax.jit(
+    muon.optimizer.update, out_shardings=shardings_of((whole.model, whole.optimizer_state))
+)
+update = update.lower(whole.model, whole.optimizer_state, whole.model).compile().as_text()
+exchanged = [
+    array
+    for v in walk(parse(update))
+    if v.instruction.opcode.startswith("all-to-all")
+    for array in v.instruction.arrays
+]
 away = dataclasses.replace(
     split,
     remat="offload:block_input",
@@ -116,6 +132,8 @@ print(json.dumps({
     "on_host": moved.memory_analysis().host_argument_size_in_bytes,
     "inputs_on_host": moved.memory_analysis().host_temp_size_in_bytes,
     "mesh": [[d.slice_index for d in row.flat] for row in joined.layout.mesh.devices],
+    "update": {c.kind: c.bytes for c in cost(update).collectives},
+    "exchanged": [array.dtype for array in exchanged],
     "between_slices": {c.kind: c.bytes for c in between if "slices" in c.kind},
 }))
 """
@@ -160,6 +178,13 @@ def test_train_step_compiles_for_v6e():
     assert set(found["between_slices"]) == {"all-reduce between slices"}
     quarter = 4 * found["parameters"] / 4
     assert found["between_slices"]["all-reduce between slices"] == pytest.approx(quarter, rel=0.02)
+    # Muon: an all-to-all there and one back, of a chip's own 3 of 9 matrices of the MLP and 2 of 6
+    # of either kind of attention. Besides only the gradients' norm; nothing between the slices.
+    own = 3 * 256 * 512 + 2 * 256 * 256 + 2 * 256 * 128
+    assert found["update"].pop("all-to-all") == 2 * 2 * own
+    assert set(found["exchanged"]) == {"bf16"}
+    assert set(found["update"]) == {"all-reduce"}
+    assert found["update"]["all-reduce"] < 1024
     # Generation needs little besides the model and the cache: no copy of the layers.
     assert found["decoding"] < 0.1 * found["model_bytes"]
     # Moved to the host: both moments, and a block's inputs of two rows in each of two layers.

@@ -1,0 +1,92 @@
+"""Newton-Schulz iterations of a model's matrices, shared by the devices that split them.
+
+Matrices of one shape are one stack. An all-to-all gives each device an equal number of whole ones,
+the last of them zeros where the number is not divisible, and another takes the results back. The
+order of rows and columns is free: the iteration commutes with permutations of them. Devices that
+hold the same parts (of copies of the state, and of a sequence) repeat the work.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import defaultdict
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import PartitionSpec
+from jax.typing import DTypeLike
+
+import models.named as hax
+from models.jax_numerics import exact_products
+from models.layers.axes import EMBED, LAYERS
+from training.sharding.layout import Layout, is_named
+
+
+def newton_schulz(x: jax.Array, steps: int) -> jax.Array:
+    """A matrix with singular values near 1: https://kellerjordan.github.io/posts/muon."""
+    if x.shape[0] > x.shape[1]:
+        return newton_schulz(x.mT, steps).mT
+    # Coefficients and sums of products are float32: bfloat16 would round 3.4445 to 3.4375.
+    a, b, c = jnp.array([3.4445, -4.7750, 2.0315], jnp.float32)
+    multiply = functools.partial(jnp.matmul, preferred_element_type=jnp.float32)
+    x = (x / (jnp.linalg.norm(x.astype(jnp.float32)) + 1e-7)).astype(x.dtype)
+
+    def iterate(_: int, x: jax.Array) -> jax.Array:
+        gram = multiply(x, x.mT).astype(x.dtype)
+        factor = (b * gram + c * multiply(gram, gram)).astype(x.dtype)
+        return (a * x + multiply(factor, x)).astype(x.dtype)
+
+    return jax.lax.fori_loop(0, steps, iterate, x)
+
+
+def orthogonalize(tree: Any, steps: int, dtype: DTypeLike, layout: Layout | None = None) -> Any:
+    """`newton_schulz` in `dtype` of float32 matrices, sharded as moments; None is one device."""
+    leaves, structure = jax.tree.flatten(tree, is_leaf=is_named)
+    turned = [leaf.rearrange((LAYERS, EMBED, ...)) for leaf in leaves]
+    specs = [PartitionSpec()] * len(turned)
+    if layout:
+        specs = [x.array.spec for x in layout.shardings(turned, layout.rules.optimizer_state)]
+    stacks = defaultdict(list)  # by columns, and by the mesh axes that divide rows and columns
+    for i, (x, spec) in enumerate(zip(turned, specs, strict=True)):
+        stacks[np.prod(x.array.shape[2:]), _axes(spec[1:2]), _axes(spec[2:])].append(i)
+
+    def run(arrays: list[jax.Array]) -> list[jax.Array]:
+        found = list(arrays)
+        for (_, *split), members in stacks.items():
+            own = [arrays[i] for i in members]
+            parts = [x.reshape(*x.shape[:2], -1).astype(dtype) for x in own]
+            results = _share(jnp.concatenate(parts), steps, split)
+            ends = np.cumsum([len(part) for part in parts])[:-1]
+            for i, part in zip(members, jnp.split(results, ends), strict=True):
+                found[i] = part.reshape(arrays[i].shape)
+        return found
+
+    if layout and layout.devices > 1:
+        mesh = layout.mesh.abstract_mesh
+        run = jax.shard_map(run, mesh=mesh, in_specs=(specs,), out_specs=specs, check_vma=False)
+    with exact_products(dtype):
+        found = run([x.array for x in turned])
+    named = [hax.named(y.astype(jnp.float32), x.axes) for y, x in zip(found, turned, strict=True)]
+    return structure.unflatten([y.rearrange(x.axes) for y, x in zip(named, leaves, strict=True)])
+
+
+def _axes(entries: Any) -> tuple[str, ...]:
+    """All mesh axes of entries of a partition spec."""
+    return sum(((each,) if isinstance(each, str) else each or () for each in entries), ())
+
+
+def _share(x: jax.Array, steps: int, split: list[tuple[str, ...]]) -> jax.Array:
+    """Parts [matrix, m, n] that `split` makes of rows and columns -> those of `newton_schulz`."""
+    moves = [(axes, side) for side, axes in enumerate(split, 1) if axes]
+    padding = -len(x) % jax.lax.axis_size(sum(split, ()))
+    # A CPU's compiler would send the arrays that were joined, and refuses their different layouts.
+    whole = jax.lax.optimization_barrier(jnp.pad(x, ((0, padding), (0, 0), (0, 0))))
+    for axes, side in moves:
+        whole = jax.lax.all_to_all(whole, axes, 0, side, tiled=True)
+    # One by one: their float32 products take memory.
+    whole = jax.lax.map(functools.partial(newton_schulz, steps=steps), whole)
+    for axes, side in reversed(moves):
+        whole = jax.lax.all_to_all(whole, axes, side, 0, tiled=True)
+    return whole[: len(x)]
