@@ -63,17 +63,66 @@ def look_up(table_VE: Array, ids_BP: Array, mesh_axes: MeshAxes | None) -> Array
     return sharding.map(part, table_VE, ids_BP, specs=(table.spec, rows), out=rows)
 
 
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _from_part(split: TableSplit, dtype: DTypeLike, part_VE: Array, ids_BP: Array) -> Array:
     """Rows for this device's ids, where each device along `split.axes` has a part of the table.
 
     Each id belongs to one device; the others contribute zeros, so the sum is exact.
     """
+    part = part_VE.astype(dtype)
+
+    def rows(ids_BP: Array) -> Array:
+        local = _local_ids(split, ids_BP, part)
+        found = jnp.take(part, jnp.minimum(local, len(part) - 1), axis=0)
+        found = jnp.where((local < len(part))[..., None], found, jnp.zeros((), dtype))
+        return sum_scatter(found, split.axes, 0, wide=split.wide)
+
+    found = jax.lax.map(rows, _pieces(ids_BP, part))
+    return found.swapaxes(0, 1).reshape(*ids_BP.shape, -1)
+
+
+def _pieces(array: Array, part_VE: Array) -> Array:
+    """[batch, position, ...] -> [piece, batch, position / pieces, ...].
+
+    The rows that a group looks up at once are then at most half as many as those of its table.
+    """
+    batch, position, *rest = array.shape
+    least = min(-(-2 * batch * position // len(part_VE)), position)  # both per device
+    count = next(n for n in range(least, position + 1) if position % n == 0)
+    return array.reshape(batch, count, position // count, *rest).swapaxes(0, 1)
+
+
+def _local_ids(split: TableSplit, ids_BP: Array, part_VE: Array) -> Array:
+    """The group's ids as rows of this device's part; its length for those of other parts."""
     ids = jax.lax.all_gather(ids_BP, split.axes, axis=0, tiled=True)
-    local = ids - jax.lax.axis_index(split.axes) * part_VE.shape[0]
-    present = (local >= 0) & (local < part_VE.shape[0])
-    found = take_rows(part_VE.astype(dtype), jnp.where(present, local, 0))
-    found = jnp.where(present[..., None], found, jnp.zeros((), found.dtype))
-    return sum_scatter(found, split.axes, 0, wide=split.wide)
+    local = ids - jax.lax.axis_index(split.axes) * len(part_VE)
+    return jnp.where((local >= 0) & (local < len(part_VE)), local, len(part_VE))
+
+
+def _look_up_part(
+    split: TableSplit, dtype: DTypeLike, part_VE: Array, ids_BP: Array
+) -> tuple[Array, tuple[Array, Array]]:
+    return _from_part(split, dtype, part_VE, ids_BP), (part_VE, ids_BP)
+
+
+def _add_to_part(
+    split: TableSplit, dtype: DTypeLike, residuals: tuple[Array, Array], rows_bar: Array
+) -> tuple[Array, None]:
+    part_VE, ids_BP = residuals  # only the part's shape and dtype are used
+
+    def add(total: Array, piece: tuple[Array, Array]) -> tuple[Array, None]:
+        ids_BP, rows_bar = piece
+        bar = jax.lax.all_gather(rows_bar, split.axes, axis=0, tiled=True)
+        local = _local_ids(split, ids_BP, part_VE)
+        mine = jnp.where((local < len(part_VE))[..., None], bar.astype(jnp.float32), 0.0)
+        return total.at[jnp.minimum(local, len(part_VE) - 1)].add(mine), None
+
+    zero = jnp.zeros(part_VE.shape, jnp.float32)
+    pieces = _pieces(ids_BP, part_VE), _pieces(rows_bar, part_VE)
+    return jax.lax.scan(add, zero, pieces)[0].astype(part_VE.dtype), None
+
+
+_from_part.defvjp(_look_up_part, _add_to_part)
 
 
 @jax.custom_vjp

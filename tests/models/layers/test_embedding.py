@@ -87,3 +87,17 @@ def test_no_gradient_of_a_table_is_all_reduced_whole(name):
     whole = re.compile(rf"f32\[{vocab},8\]\S* all-reduce\(")
     assert not whole.search(text)
     assert " reduce-scatter(" in text
+
+
+def test_a_group_looks_up_at_most_half_a_table_at_once():
+    """No array has the rows of all the group's tokens, 16 times those of the table."""
+    shape, mesh_axes, _ = CASES["never_whole"]
+    table, ids = jnp.zeros((1024, 64)), np.zeros((8, 8192), np.int32)
+    with jax.set_mesh(small.mesh(**shape)):
+        text = gradient(mesh_axes).lower(table, ids, jnp.ones((*ids.shape, 64))).as_text()
+    sizes = [
+        np.prod([int(n) for n in dims.split("x")]) for dims in re.findall(r"<([\dx]+)x[fi]", text)
+    ]
+    own = 64 * ids.size // 8  # of a device, whose rows these are
+    body = [size for size in sizes if size not in (own, 8 * own)]
+    assert 0 < max(size for size in body if size % 64 == 0) <= 1024 * 64
