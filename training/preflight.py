@@ -34,6 +34,7 @@ from pipeline.accelerators import TPUS, Slices, chip_of, find_slices
 from pipeline.errors import InputError
 from pipeline.store import storage
 from training.config import OptimizerConfig, TrainConfig
+from training.cost.audit import Finding, audit
 
 if TYPE_CHECKING:
     import jax
@@ -61,6 +62,7 @@ class Preflight:
         temporaries_gib: intermediates, without those offloaded to the host.
         host_gib: host memory; None when it does not fit.
         estimate_gib: estimate of `training.cost.memory_estimate` by content.
+        findings: the audit of the program, see `training.cost.audit`; none when it does not fit.
     """
 
     fits: bool
@@ -73,6 +75,7 @@ class Preflight:
     compile_seconds: float
     estimate_gib: dict[str, float]
     versions: dict[str, str | None]
+    findings: tuple[Finding, ...]
 
 
 def preflight(program: Program) -> tuple[Preflight, jax.stages.Compiled | None]:
@@ -112,6 +115,7 @@ def preflight(program: Program) -> tuple[Preflight, jax.stages.Compiled | None]:
         compile_seconds=seconds,
         estimate_gib={name: size / GIB for name, size in program.estimate.parts.items()},
         versions=compiler_versions(),
+        findings=() if compiled is None or chip is None else audit(compiled.as_text(), chip),
     )
     return verdict, compiled
 

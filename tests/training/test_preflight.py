@@ -162,6 +162,8 @@ def test_the_tpu_compiler():
     # The peak has the program's own code in it, which for two layers is about as large.
     assert small["arguments_gib"] < small["peak_gib"] < small["need_gib"] + 0.1 < 1
     assert found["cycles"] > 0
+    twice = [each["what"] for each in small["findings"] if each["kind"] == "computes twice"]
+    assert any(what.startswith("a kernel") for what in twice)  # the blocks are recomputed
     assert small["versions"]["libtpu"] is not None
 
 
@@ -204,6 +206,31 @@ def test_the_compiler_refuses_and_its_answer_is_kept(tmp_path, monkeypatch):
         compiled_facts(run, shown.append)
     seconds = f"{compiled['compile_seconds']:.0f}"
     assert shown[-1].endswith(f"here 1 such took {seconds} to {seconds} s")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="needs libtpu")
+def test_what_fits_is_audited(tmp_path, monkeypatch):
+    """The findings as lines, worst first, with what cures each kind, and as JSON."""
+    monkeypatch.setenv("PONENTE_CACHE", str(tmp_path))
+    train = dataclasses.replace(TRAIN, batch_size=256, remat="full")
+    run = DeclaredRun(
+        *(SMALL, OptimizerConfig(learning_rate=1e-3), train, pod("v6e-1"), 10, (), 1),
+        **{"exact": True, "done": 0, "whole": train, "epochs": ()},
+    )
+    found = compiled_facts(run, str)
+    findings = found.data["compiled"]["findings"]
+    assert [each["seconds"] for each in findings] == sorted(
+        (each["seconds"] for each in findings), reverse=True
+    )
+    memory, head, *lines = found.lines
+    assert "fits; arguments" in memory
+    count = "findings" if len(findings) <= 8 else f"8 of {len(findings)} findings"
+    assert head.startswith(f"program     {count} in the compiled step, worst first")
+    assert lines[0].split(": ")[0].endswith(findings[0]["kind"])
+    cures = [line for line in lines if line.startswith("  against ")]
+    shown = {each["kind"] for each in findings[:8]}
+    assert len(cures) == len(shown)
 
 
 @pytest.mark.slow

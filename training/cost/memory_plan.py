@@ -1,8 +1,7 @@
 """Resolves "auto" of remat, sharding, loss chunks and offload to settings that fit in memory.
 
 Chooses the cheapest combination that fits by `training.cost.memory_estimate`. An estimate may fill
-a device completely: all that it counts is in memory only at the peak, and the compiler's peak of a
-program that fits is 6 to 21 % lower.
+a device completely: the compiler's peak of a program that fits is lower (docs/models.md).
 """
 
 from __future__ import annotations

@@ -23,6 +23,7 @@ from training.config import TrainConfig
 from training.config.batch_schedule import rows_read
 from training.config.train import INSTALL, TRACKERS
 from training.cost import step_time
+from training.cost.audit import CURES, Finding
 from training.cost.compiler_options import compiler_options
 from training.cost.resolved_run import ResolvedRun, lint, resolve_run
 from training.cost.step_time import Forecast, forecast
@@ -170,7 +171,7 @@ def _too_large(run: DeclaredRun, fit: Fit, lines: list[str], data: dict[str, Any
     examine = _examination(run)
     if examine is None:
         lines.append(
-            "            compiled peaks are 6 to 28 % below the formula; the compiler was not run"
+            "            the formula is at most 39 % above compiled peaks; the compiler was not run"
         )
         lines += [f"            fits by formula: {other}" for other in others]
     return Facts(tuple(lines), data, examine=examine)
@@ -279,7 +280,7 @@ def compiled_facts(run: DeclaredRun, show: Callable[[str], None]) -> Facts:
     data = {"compiled": {name: found[name] for name in _KEPT}}
     if found["fits"]:
         line = f"memory      by the {compiler}: peak {need:.2f} of {limit:.2f} GiB, fits; {sizes}"
-        return Facts((line,), data)
+        return Facts((line, *_audited([Finding(**each) for each in found["findings"]])), data)
     over = f"needs {need:.2f} of {limit:.2f} GiB, short by {need - limit:.2f}; {sizes}"
     estimated = sum(found["estimate_gib"].values())
     others = memory.nearest(run, share=min(1.0, estimated / need))
@@ -297,7 +298,22 @@ def compiled_facts(run: DeclaredRun, show: Callable[[str], None]) -> Facts:
     )
 
 
+def _audited(findings: list[Finding]) -> list[str]:
+    """The worst findings in the compiled program, and what cures each kind; nothing is hidden."""
+    if not findings:
+        return ["program     the audit of the compiled step finds nothing"]
+    shown = findings[:_SHOWN]
+    kinds = dict.fromkeys(each.kind for each in shown)
+    count = f"{len(shown)} of {len(findings)} findings" if len(findings) > _SHOWN else "findings"
+    return [
+        f"program     {count} in the compiled step, worst first; by bytes and FLOPs, never timed",
+        *(f"  {each}" for each in shown),
+        *(f"  against {kind!r}: {CURES[kind]}" for kind in kinds),
+    ]
+
+
+_SHOWN = 8
 _KEPT = (
     *("fits", "limit_gib", "need_gib", "peak_gib", "arguments_gib", "temporaries_gib"),
-    *("host_gib", "compile_seconds", "versions"),
+    *("host_gib", "compile_seconds", "versions", "findings"),
 )

@@ -18,8 +18,7 @@ from training.cost.memory_plan import Devices
 from training.cost.resolved_run import ResolvedPhase, resolve_run
 
 CERTAIN = 1.4
-"""A step above this multiple of the limit cannot fit: compiled peaks are 6 to 28 % below the
-estimate."""
+"""A step above this multiple of the limit cannot fit: estimates are at most 39 % above the peak."""
 SHOWN = 3
 
 

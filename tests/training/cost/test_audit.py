@@ -1,0 +1,189 @@
+"""The audit of compiled programs: each planted fault is found, and nothing in a program without."""
+
+import functools
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from pipeline.accelerators import TPUS
+from training.cost.audit import COPIES, HOST, KEEPS, NARROW, PADS, TWICE, WAITS, audit
+from training.cost.step_time import MATMUL
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="needs libtpu"),
+]
+
+SCRIPT = """
+import dataclasses, json
+from training.preflight import describe
+devices = describe("v6e-4")
+import jax, jax.numpy as jnp, numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P, SingleDeviceSharding
+from pipeline.accelerators import TPUS
+from training.cost.audit import audit
+from training.cost.compiler_options import compiler_options
+
+mesh = Mesh(np.array(devices), ("data",))
+one = SingleDeviceSharding(devices[0])
+host = one.with_memory_kind("pinned_host")
+OFFLOADED = compiler_options("tpu", "v6e", 4)
+
+def array(*shape, dtype="bfloat16", sharding=one):
+    return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
+
+def audited(function, *arguments, options=None, **jitted):
+    compiled = jax.jit(function, compiler_options=options, **jitted).lower(*arguments).compile()
+    return [dataclasses.asdict(each) for each in audit(compiled.as_text(), TPUS["v6e"])]
+
+def product(x, w):
+    return jnp.tanh(x @ w)
+
+def gathered(x, w, y):
+    # The product of other arrays has time for the transfer.
+    def local(x, w, y):
+        whole = jax.lax.all_gather(x, "data", tiled=True)
+        for _ in range(8):
+            y = jnp.tanh(y @ w)
+        return whole @ w, y
+    return jax.shard_map(
+        local, mesh=mesh, in_specs=(P("data"), P(), P("data")), out_specs=(P(), P("data")),
+        check_vma=False,
+    )(x, w, y)
+
+parted, copied = NamedSharding(mesh, P("data")), NamedSharding(mesh, P())
+several = (
+    array(4096, 1024, sharding=parted),
+    array(1024, 1024, sharding=copied),
+    array(32768, 1024, sharding=parted),
+)
+rows = array(1024, 1024, dtype="float32")
+large = array(2048, 2048, dtype="float32")
+
+def summed(ids, rows):
+    return jnp.zeros((512, 1024), jnp.bfloat16).at[ids].add(rows)
+
+def twice(x, w):
+    def loss(x):
+        return jnp.tanh(x @ w).astype("float32").sum()
+    return jax.grad(jax.checkpoint(loss))(x)
+
+def moved(x):
+    return jnp.tanh(jax.device_put(x, one))
+
+print(json.dumps({
+    "clean": audited(product, array(1024, 1024), array(1024, 1024)),
+    "waits": audited(gathered, *several),
+    "hidden": audited(gathered, *several, options=OFFLOADED),
+    "narrow": audited(summed, array(4096, dtype="int32"), array(4096, 1024)),
+    "wide": audited(
+        lambda ids, rows: jnp.zeros((512, 1024)).at[ids].add(rows),
+        array(4096, dtype="int32"), array(4096, 1024, dtype="float32"),
+    ),
+    "pads": audited(product, array(4096, 64), array(64, 4096)),
+    "twice": audited(twice, array(1024, 1024), array(1024, 1024)),
+    "copies": audited(lambda x: x.T.reshape(4, 512, 2048) + 0, large),
+    "keeps": audited(lambda x: x + 1, large),
+    "donates": audited(lambda x: x + 1, large, donate_argnums=0),
+    "host": audited(moved, array(2048, 2048, dtype="float32", sharding=host)),
+}))
+"""
+
+
+@functools.cache
+def found():
+    """Findings by program, of one process that compiles for v6e."""
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT],
+        env={**os.environ, "JAX_PLATFORMS": "cpu"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def told(program):
+    """Kind -> (what, times, bytes, seconds) of a program's findings but for arguments kept."""
+    kinds = {each["kind"]: each for each in found()[program] if each["kind"] != KEEPS}
+    return {kind: (e["what"], e["times"], e["bytes"], e["seconds"]) for kind, e in kinds.items()}
+
+
+MIB = 2**20
+
+
+def test_a_collective_that_nothing_hides_is_a_wait():
+    """8 MiB over four links of 90 GB/s; on the SparseCores, beside products, it is none."""
+    ((what, times, size, seconds),) = told("waits").values()
+    assert (what, times, size) == ("all-gather (gathered/all_gather)", 1, 8 * MIB)
+    assert seconds == pytest.approx(8 * MIB / 360e9)
+    assert set(told("waits")) == {WAITS}
+    assert told("hidden") == {}
+
+
+def test_a_sum_of_bfloat16_is_found():
+    """Rows that are added up in a bfloat16 table; in a float32 one nothing is said."""
+    assert told("narrow") == {NARROW: ("scatter in bf16 (summed/scatter-add)", 1, 0, 0.0)}
+    assert told("wide") == {}
+
+
+def test_a_product_smaller_than_the_matrix_unit_is_found():
+    """64 contracted numbers fill a quarter of the unit: three quarters of the time are padding."""
+    needed = 2 * 4096 * 4096 * 64 / (918e12 * MATMUL["v6e"])
+    (what, times, _, seconds) = told("pads")[PADS]
+    assert (what, times) == ("4.0 x of a product (product/dot_general)", 1)
+    assert seconds == pytest.approx(3 * needed)
+
+
+def test_a_product_that_is_computed_twice_is_found():
+    needed = 2 * 1024**3 / (918e12 * MATMUL["v6e"])
+    (what, times, _, seconds) = told("twice")[TWICE]
+    assert (what, times) == ("a product (rematted_computation/dot_general)", 1)
+    assert seconds == pytest.approx(needed)
+
+
+def test_copies_are_found():
+    """A transpose of 16 MiB, read and written."""
+    (_, times, size, seconds) = told("copies")[COPIES]
+    assert (times, size) == (1, 16 * MIB)
+    assert seconds == pytest.approx(2 * 16 * MIB / 1600e9)
+
+
+def test_an_argument_that_is_not_donated_is_found():
+    (each,) = found()["keeps"]
+    assert (each["kind"], each["what"], each["bytes"]) == (KEEPS, "x", 16 * MIB)
+    assert found()["donates"] == []
+
+
+def test_a_transfer_from_the_host_is_found():
+    (_, times, size, seconds) = told("host")[HOST]
+    assert (times, size) == (1, 16 * MIB)
+    assert seconds == pytest.approx(16 * MIB / 16e9)
+
+
+def test_a_program_without_faults_has_no_findings():
+    assert found()["clean"] == []
+
+
+def test_the_worst_comes_first_and_equal_events_are_one():
+    """Made HLO: three copies of one name, and a larger one."""
+    text = """\
+HloModule m, input_output_alias={ {0}: (0, {}, may-alias) }
+
+ENTRY %main (p: f32[2048,1024]) -> f32[2048,1024] {
+  %p = f32[2048,1024]{1,0} parameter(0), metadata={op_name="p"}
+  %a = f32[2048,1024]{0,1} copy(%p), metadata={op_name="jit(train_step)/a/transpose"}
+  %b = f32[2048,1024]{1,0} copy(%a), metadata={op_name="jit(train_step)/a/transpose"}
+  %c = f32[8192,1024]{1,0} copy(%b), metadata={op_name="jit(train_step)/b/transpose"}
+  ROOT %d = f32[2048,1024]{1,0} copy(%c), metadata={op_name="jit(train_step)/a/transpose"}
+}
+"""
+    wide, three = audit(text, TPUS["v6e"])
+    assert (wide.what, wide.times, wide.bytes) == ("copy (b/transpose)", 1, 32 * MIB)
+    assert (three.what, three.times, three.bytes) == ("copy (a/transpose)", 3, 24 * MIB)
+    assert str(wide) == "  0.04 ms copies: copy (b/transpose), 1 a step, 32 MiB"

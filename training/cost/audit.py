@@ -1,0 +1,273 @@
+"""What costs time or precision in a compiled train step, worst first, and the settings against it.
+
+The predicted seconds are bytes / the chip's rates, or FLOPs / its peak, as if nothing hid them;
+none was timed on a chip. Made for libtpu's programs, whose order of instructions is the order of
+execution. Imports no JAX.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+
+from pipeline.accelerators import Chip
+from training.cost.hlo import (
+    Computation,
+    Instruction,
+    Module,
+    Visit,
+    bytes_moved,
+    collective_kind,
+    parse,
+    walk,
+)
+from training.cost.step_time import HOST_LINK, NETWORK, rates
+
+LARGE = 2**20
+"""Bytes of a collective that is worth a line."""
+LARGE_COPY = 4 * 2**20
+"""The same of a copy or an argument."""
+TERMS = 256
+"""A bfloat16 sum of equal terms stops growing there: it has 8 bits."""
+PADDED = 1.25
+"""Executed FLOPs of a product / those that it needs."""
+
+WAITS, NARROW, PADS, TWICE = "waits", "sums below float32", "pads", "computes twice"
+COPIES, KEEPS, HOST = "copies", "keeps an argument", "moves to or from the host"
+CURES = {
+    WAITS: 'fewer microbatches; Parallelism.sharding "zero1", which gathers once a step',
+    NARROW: 'Parallelism.sums "float32"; Parallelism.reduce "step"; compute_dtype "float32"',
+    PADS: "head_size, mlp, embed and vocab_multiple of 256; less Parallelism.tensor",
+    TWICE: "a remat that keeps its result; more microbatches or devices make room",
+    COPIES: "none for sure: attention, unroll and remat change the compiler's layouts",
+    KEEPS: "none: the program is at fault",
+    HOST: 'remat without "offload:"; Parallelism.optimizer_memory "device"',
+}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Equal events of a step, on one device.
+
+    Attributes:
+        kind: a key of `CURES`.
+        what: the operation, with the end of its name in the traced program.
+        times: executions in a step.
+        bytes: moved or kept by all of them; 0 for products and sums.
+        seconds: predicted, of all of them, if nothing hides them; 0 for kernels and sums.
+    """
+
+    kind: str
+    what: str
+    times: int
+    bytes: int
+    seconds: float
+
+    def __str__(self) -> str:
+        size = f", {self.bytes / 2**20:,.0f} MiB" if self.bytes else ""
+        cost = f"{1e3 * self.seconds:.2f} ms" if self.seconds else ""
+        return f"{cost:>9} {self.kind}: {self.what}, {self.times} a step{size}"
+
+
+def audit(text: str, chip: Chip) -> tuple[Finding, ...]:
+    """The findings in a program of one kind of chip, `text` its optimized HLO; the worst first."""
+    module = parse(text)
+    found: dict[tuple[str, str], Finding] = {}
+    for each in (*_of_instructions(module, chip), *_arguments(module)):
+        key = each.kind, each.what
+        if key in found:
+            other = found[key]
+            each = replace(
+                each,
+                times=each.times + other.times,
+                bytes=each.bytes + other.bytes,
+                seconds=each.seconds + other.seconds,
+            )
+        found[key] = each
+    worst = sorted(found.values(), key=lambda each: (-each.seconds, -each.bytes, each.what))
+    return tuple(worst)
+
+
+def _of_instructions(module: Module, chip: Chip) -> Iterator[Finding]:
+    seen = _hidden(module)
+    for visit in walk(module):
+        each, times = visit.instruction, visit.times
+        size = sum(array.bytes for array in each.arrays)
+        # A fused collective stands in its start, its end and every part.
+        if (kind := collective_kind(each)) and (channel := _channel(each)) not in seen:
+            seen.add(channel)
+            moved = bytes_moved(each, visit.computation)
+            if moved >= LARGE:
+                seconds = times * _link(kind, moved, chip)
+                yield Finding(WAITS, *_event(visit, kind), times * moved, seconds)
+        if _is_narrow(module, visit):
+            yield Finding(
+                NARROW, *_event(visit, f"{each.opcode} in {each.arrays[0].dtype}"), 0, 0.0
+            )
+        if each.opcode in ("dot", "convolution"):
+            flops, executed = _product(visit, chip)
+            seconds = times * flops / (chip.peak * rates(chip).matmul)
+            if executed > PADDED * flops:
+                more = seconds * (executed / flops - 1)
+                yield Finding(
+                    PADS, *_event(visit, f"{executed / flops:.1f} x of a product"), 0, more
+                )
+            if _again(each):
+                yield Finding(TWICE, *_event(visit, "a product"), 0, seconds)
+        elif each.opcode == "custom-call" and "tpu_custom_call" in each.text and _again(each):
+            yield Finding(TWICE, *_event(visit, "a kernel"), 0, 0.0)
+        elif visit.fusion is None and size >= LARGE_COPY and _is_copy(module, each):
+            seconds = 2 * size * times / chip.bandwidth
+            yield Finding(COPIES, *_event(visit, each.opcode), size * times, seconds)
+        if visit.fusion is None and each.opcode == "copy-start" and _crosses(visit):
+            size = max(array.bytes for array in each.arrays)
+            yield Finding(HOST, *_event(visit, "copy"), size * times, size * times / HOST_LINK)
+
+
+def _event(visit: Visit, what: str) -> tuple[str, int]:
+    """A line's text, and the times that it happens."""
+    parts = re.sub(r"\w+\(|\)", "", visit.instruction.op_name).split("/")
+    told = [part for part in parts if re.search("[a-z]", part) and part not in _PLUMBING]
+    inside = ["layers"] if any("layers" in loop for loop in visit.loops) else []
+    place = "/".join([*inside, *told[-2:]])
+    return f"{what} ({place[:70]})" if place else what, visit.times
+
+
+_PLUMBING = {"train_step", "layers", "while", "body", "closed_call", "checkpoint", "shard_map"}
+
+
+def _channel(collective: Instruction) -> str:
+    return collective.attribute("channel_id") or collective.name
+
+
+def _hidden(module: Module) -> set[str]:
+    """Channels of the collectives beside which something is computed."""
+    found = set()
+    for computation in module.computations.values():
+        every = list(computation.instructions.values())
+        for place, each in enumerate(every):
+            fused = computation.name.startswith("async_collective_fusion")
+            if not fused and not (
+                each.opcode.endswith("-start") and _works_beside(every[place + 1 :], each)
+            ):
+                continue
+            called = module.computations.get(
+                str(each.attribute("to_apply") or each.attribute("calls"))
+            )
+            inside = called.instructions.values() if called else ()
+            found |= {_channel(other) for other in (each, *inside) if collective_kind(other)}
+    return found
+
+
+_WORK = ("fusion", "convolution", "dot", "while", "custom-call", "call")
+
+
+def _works_beside(following: Iterable[Instruction], start: Instruction) -> bool:
+    """Whether something is computed before the instruction that waits for `start`."""
+    for each in following:
+        if start.name in each.operands and each.opcode.endswith(("-done", "-update")):
+            return False
+        if each.opcode in _WORK and "Async" not in each.text:
+            return True
+    return False
+
+
+def _link(kind: str, moved: int, chip: Chip) -> float:
+    """Seconds of a collective of many chips, that of a ring on all links."""
+    twice = 2 if kind.startswith("all-reduce") else 1
+    if kind.endswith("between slices"):
+        return moved / NETWORK.get(chip.name, math.inf)
+    return twice * moved / (chip.link * chip.links)
+
+
+def _is_narrow(module: Module, visit: Visit) -> bool:
+    """Whether many numbers of less than 32 bits are added up in their own type."""
+    each = visit.instruction
+    if each.opcode not in ("reduce", "scatter", "reduce-window", "all-reduce", "reduce-scatter"):
+        return False
+    if not any(array.dtype in ("bf16", "f16") for array in each.arrays):
+        return False
+    added = module.computations.get(str(each.attribute("to_apply")))
+    if added is None or "add" not in added.root.opcode:
+        return False
+    operands = visit.computation.operands(each)
+    size = sum(array.size for array in each.arrays)
+    if each.opcode in ("all-reduce", "reduce-scatter"):
+        group = re.search(r"replica_groups=\{\{([\d,]*)\}", each.text)
+        return group is not None and len(group[1].split(",")) > TERMS
+    if each.opcode == "reduce":
+        return operands[0] != () and operands[0][0].size > TERMS * size / len(each.arrays)
+    return True  # how often a row is added to is known by the ids alone
+
+
+def _product(visit: Visit, chip: Chip) -> tuple[float, float]:
+    """(FLOPs, FLOPs with the axes padded to the matrix unit's tile) of one dot or convolution.
+
+    The unit holds a tile of one operand, contracted by columns, and streams the other by rows of 8;
+    the better of the two ways counts.
+    """
+    each, side = visit.instruction, 256 if chip.name == "v6e" else 128
+    operands = visit.computation.operands(each)
+    if not operands or not operands[0] or not operands[-1]:
+        return 0.0, 0.0
+    left, right = operands[0][0].dimensions, operands[1][0].dimensions
+    if each.opcode == "dot":
+        contracted = math.prod(left[axis] for axis in each.numbers("lhs_contracting_dims"))
+        batch = math.prod(left[axis] for axis in each.numbers("lhs_batch_dims"))
+        rows = math.prod(left) // max(contracted * batch, 1)
+        columns = math.prod(right) // max(contracted * batch, 1)
+    else:
+        labels = re.search(r"dim_labels=(\w+)_(\w+)->", each.text)
+        assert labels is not None, f"a convolution without dim_labels: {each.text:.200}"
+        contracted = left[labels[1].index("f")]
+        for axis in re.findall(r"\d", labels[1]):  # either contracted, or a batch by padding
+            contracted *= min(left[labels[1].index(axis)], right[labels[2].index(axis)])
+        columns = right[labels[2].index("o")]
+        rows, batch = each.arrays[0].size // max(columns, 1), 1
+    flops = 2.0 * batch * rows * columns * contracted
+    if not flops:
+        return 0.0, 0.0
+
+    def padded(size: int, tile: int) -> int:
+        return tile * math.ceil(size / tile)
+
+    held = padded(contracted, side)
+    best = min(padded(rows, 8) * padded(columns, side), padded(rows, side) * padded(columns, 8))
+    return flops, 2.0 * batch * held * best
+
+
+def _again(each: Instruction) -> bool:
+    return "rematted_computation" in each.op_name
+
+
+_MOVES = {"parameter", "copy", "transpose", "bitcast", "convert", "reshape", "tuple"}
+
+
+def _is_copy(module: Module, each: Instruction) -> bool:
+    """Whether an instruction only writes its operand in another order."""
+    if each.opcode != "fusion":
+        return each.opcode in ("copy", "transpose")
+    opcodes = {inner.opcode for inner in _inside(module, each).instructions.values()}
+    return opcodes <= _MOVES and bool(opcodes & {"copy", "transpose"})
+
+
+def _inside(module: Module, fusion: Instruction) -> Computation:
+    return module.computations[str(fusion.attribute("calls"))]
+
+
+def _crosses(visit: Visit) -> bool:
+    """Whether a copy's one end is in the host's memory."""
+    each, given = visit.instruction, visit.computation.instructions
+    return each.on_host or any(given[name].on_host for name in each.operands if name in given)
+
+
+def _arguments(module: Module) -> Iterator[Finding]:
+    """Large arguments whose memory no result takes."""
+    for each in module.computations[module.entry].instructions.values():
+        size = sum(array.bytes for array in each.arrays)
+        if each.opcode != "parameter" or size < LARGE_COPY or each.arrays[0].dtype == "s32":
+            continue  # the batch is of no use to a result
+        if int(each.text.partition(")")[0]) not in module.donated:
+            yield Finding(KEEPS, each.op_name or each.name, 1, size, 0.0)
