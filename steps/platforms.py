@@ -43,7 +43,7 @@ def devices_of(hardware: Hardware) -> Devices:
     if (chip := chip_of(hardware)) is None:
         return Devices("cpu", hardware.devices)
     limit = chip.usable if chip.usable is not None else GPU_SHARE * chip.memory
-    return Devices(hardware.kind, hardware.devices, limit, hardware.slices)
+    return Devices(hardware.kind, hardware.devices, limit, hardware.slices, chip.name)
 
 
 def devices_here(hardware: Hardware) -> Devices | None:

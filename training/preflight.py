@@ -108,6 +108,7 @@ def preflight(program: Program) -> tuple[Preflight, jax.stages.Compiled | None]:
             "host_gib": None,
         }
     seconds = time.perf_counter() - started
+    text = None if compiled is None else compiled.as_text()
     verdict = Preflight(
         fits=compiled is not None,
         limit_gib=None if limit is None else limit / GIB,
@@ -115,7 +116,7 @@ def preflight(program: Program) -> tuple[Preflight, jax.stages.Compiled | None]:
         compile_seconds=seconds,
         estimate_gib={name: size / GIB for name, size in program.estimate.parts.items()},
         versions=compiler_versions(),
-        findings=() if compiled is None or chip is None else audit(compiled.as_text(), chip),
+        findings=() if text is None or chip is None else audit(text, chip),
     )
     return verdict, compiled
 

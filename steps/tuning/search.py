@@ -219,9 +219,7 @@ def _plan(run: DeclaredRun, chip: Chip, candidate: Candidate, remat: str) -> Pla
         found = fit(candidate.model, run.optimizer, train, run.hardware)
     except InputError:
         return None
-    devices, slices = run.hardware.devices, run.hardware.slices
-    step = forecast(candidate.model, run.optimizer, found.train, chip, devices, slices)
-    return Plan(candidate=candidate, fit=found, step=step)
+    return Plan(candidate=candidate, fit=found, step=forecast(found.run, chip))
 
 
 def front(plans: Iterable[Plan]) -> list[Plan]:

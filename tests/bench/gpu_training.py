@@ -100,7 +100,7 @@ def ponente(options: argparse.Namespace, work: Path) -> dict[str, Any]:
     device = jax.devices()[0]
     if (chip := chip_of(device.device_kind)) is not None:
         found = resolve_run(model, job.optimizer, config, described([device]))
-        step = forecast(model, job.optimizer, found.largest.train, chip, 1)
+        step = forecast(found.largest, chip)
         record |= {
             "predicted_ms": round(1e3 * step.seconds, 2),
             "range_ms": [round(1e3 * each, 1) for each in step.range],

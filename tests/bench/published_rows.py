@@ -175,15 +175,15 @@ def _job(line: dict[str, str], model: TransformerConfig, length: int) -> StepSha
         slices=slices,
         microbatches=microbatches,
         remat=remat,
-        update_flops=_muon_flops(line, model) / (chips if sharding == "zero1" else 1),
+        update_flops=_muon_flops(line, model, chips if sharding == "zero1" else 1),
     )
 
 
-def _muon_flops(line: dict[str, str], model: TransformerConfig) -> float:
+def _muon_flops(line: dict[str, str], model: TransformerConfig, chips: int) -> float:
     """FLOPs of Muon's iterations in runs that use it.
 
     Every chip does all unless the optimizer is said to be split: the published times of the 1.2B
     with and without Muon differ by about that much.
     """
     kind = "muon" if re.search("Muon|nanochat", line["model"]) else "adamw"
-    return orthogonalization_flops(model, OptimizerConfig(kind=kind))
+    return orthogonalization_flops(model, OptimizerConfig(kind=kind), chips)

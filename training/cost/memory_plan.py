@@ -78,12 +78,14 @@ class Devices:
     Attributes:
         limit: bytes that a program may use on one of them; None when not known.
         slices: number of slices that they form; no state is sharded over several.
+        chip: their name in `pipeline.accelerators`; empty for others.
     """
 
     platform: str
     count: int
     limit: float | None = None
     slices: int = 1
+    chip: str = ""
 
 
 def divisible(

@@ -7,6 +7,7 @@ therefore refuse the same runs, with the same words.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from models.attention.backend_choice import BackendChoice, choose_backend
@@ -15,6 +16,7 @@ from models.shape.footprint import check_chunks
 from pipeline.errors import InputError
 from training.config import OptimizerConfig, Parallelism, TrainConfig
 from training.config.batch_schedule import BatchPhase, batch_phases, largest_of
+from training.cost.compiler_options import compiler_options
 from training.cost.memory_estimate import Estimate, estimate
 from training.cost.memory_plan import Devices, check_batch, divisible, resolve
 
@@ -68,19 +70,24 @@ def lint(
 
 @dataclass(frozen=True)
 class ResolvedPhase:
-    """A batch phase of a run.
+    """A batch phase of a run: its program, forecast, memory, record and page are made from this.
 
     Attributes:
         train: its configuration without "auto"; the sharding is the same in all phases.
         reason: why these settings were chosen, as a sentence.
         estimate: estimated memory of one device.
+        options: of the compiler, see `training.cost.compiler_options`.
     """
 
+    model: TransformerConfig
+    optimizer: OptimizerConfig
+    devices: Devices
     phase: BatchPhase
     train: TrainConfig
     reason: str
     backend: BackendChoice
     estimate: Estimate
+    options: Mapping[str, str | bool]
 
 
 @dataclass(frozen=True)
@@ -123,18 +130,21 @@ def resolve_run(
         shape = phase.rows, phase.pieces
         if shape not in found:
             found[shape] = resolve(model, optimizer, phase.config(train), devices)
-    phases = {
-        shape: (
-            *each,
-            attention_backend(model, each[0], devices.platform),
-            estimate(model, optimizer, each[0], devices.count, platform=devices.platform),
-        )
-        for shape, each in found.items()
-    }
-    return ResolvedRun(
-        tuple(ResolvedPhase(phase, *phases[phase.rows, phase.pieces]) for phase in left),
-        attention_backend(model, train, devices.platform),
+    options = compiler_options(
+        devices.platform, devices.chip, devices.count, train.compiler_options
     )
+    backends, estimates = {}, {}
+    for shape, (config, _) in found.items():
+        backends[shape] = attention_backend(model, config, devices.platform)
+        estimates[shape] = estimate(
+            model, optimizer, config, devices.count, platform=devices.platform
+        )
+    phases = []
+    for phase in left:
+        shape = phase.rows, phase.pieces
+        chosen = *found[shape], backends[shape], estimates[shape]
+        phases.append(ResolvedPhase(model, optimizer, devices, phase, *chosen, options))
+    return ResolvedRun(tuple(phases), attention_backend(model, train, devices.platform))
 
 
 def check_run(

@@ -14,15 +14,14 @@ The free parameters (`rates`) were fitted on 2026-11-26 by `python -m tests.benc
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from models.shape.config import TransformerConfig
 from models.shape.footprint import training_flops_per_token
 from pipeline.accelerators import TPUS, Chip
-from training.config import OptimizerConfig, TrainConfig
 from training.cost.executed_flops import orthogonalization_flops
 from training.cost.memory_estimate import optimizer_bytes, own_matrices
+from training.cost.resolved_run import ResolvedPhase
 from training.cost.step_work import StepShape, Work, work
 
 NETWORK = {"v4": 6.25e9, "v5e": 6.25e9, "v5p": 6.25e9, "v6e": 12.5e9, "a100": 25e9}
@@ -31,6 +30,9 @@ eight 200 Gb/s adapters for eight A100)."""
 EXPONENTIALS = {"a100": 2.4e12, "h100": 3.7e12, "h200": 3.7e12, "b200": 4.4e12}
 """Exponentials per second, which limit attention on a GPU: multiprocessors x 16 per clock x boost
 clock."""
+SLOWER = {"triton": 1.5, "blockwise": 4.0}
+"""Predicted time of attention on a GPU / that of cuDNN's kernels, from whole steps of `llama_200m`
+on an H200 (docs/gpus.md); no published row has them."""
 DEFAULT_NETWORK = 50e9  # eight 400 Gb/s adapters for eight GPUs
 HOST_LINK = 16e9
 """Bytes per second between one chip and its host, when several chips share the host's link."""
@@ -133,15 +135,9 @@ class Forecast:
         return dict(sorted(found.items(), key=lambda item: -item[1]))
 
 
-def forecast(
-    model: TransformerConfig,
-    optimizer: OptimizerConfig,
-    train: TrainConfig,
-    chip: Chip,
-    devices: int,
-    slices: int = 1,
-) -> Forecast:
-    """The prediction for a configuration without "auto" on `devices` chips of one kind."""
+def forecast(run: ResolvedPhase, chip: Chip) -> Forecast:
+    """The prediction for a step of a resolved run on chips of one kind."""
+    model, optimizer, train, devices = run.model, run.optimizer, run.train, run.devices.count
     _, group, sequence, tensor = train.parallel.mesh_shape(devices)
     own = own_matrices(model, optimizer, group * tensor)
     job = StepShape(
@@ -153,16 +149,18 @@ def forecast(
         sharding=train.parallel.sharding,
         sequence=sequence,
         tensor=tensor,
-        slices=slices,
+        slices=run.devices.slices,
         microbatches=train.microbatches,
         remat=train.remat,
         state_bytes=optimizer_bytes(model, optimizer) / model.parameter_count,
         update_flops=orthogonalization_flops(model, optimizer, group * tensor),
-        shared=sum(m * n * count for (m, n), count in own.items()),
+        shared=float(sum(count * m * n for (m, n), count in own.items())),
         on_host=train.parallel.optimizer_memory == "host",
         reduces_once=train.parallel.reduce == "step",
     )
-    found = times(work(job, chip), chip, rates(chip))
+    slower = SLOWER.get(run.backend.backend, 1.0)
+    counted = work(job, chip)
+    found = times(replace(counted, scores=slower * counted.scores), chip, rates(chip))
     causal, full = (
         job.tokens * training_flops_per_token(model, train.sequence_length, causal=causal)
         for causal in (True, False)

@@ -136,7 +136,7 @@ def build_programs(
             train=config,
             layout=layout,
             optimizer=transformation,
-            step=make_train_step(loss, transformation, rate, abstract),
+            step=make_train_step(loss, transformation, rate, abstract, resolved.options),
             evaluation_step=evaluation_step,
             backend=backend,
             backend_reason=backend_reason,
@@ -151,8 +151,9 @@ def build_programs(
 
 def described(devices: Sequence[jax.Device]) -> Devices:
     """What the choices of a run depend on, of real devices or of a topology description."""
-    first = devices[0]
-    return Devices(first.platform, len(devices), memory_limit(first), slice_count(devices))
+    first, chip = devices[0], chip_of(devices[0].device_kind)
+    limit, name = memory_limit(first), "" if chip is None else chip.name
+    return Devices(first.platform, len(devices), limit, slice_count(devices), name)
 
 
 def memory_limit(device: jax.Device) -> float | None:

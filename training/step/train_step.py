@@ -22,7 +22,7 @@ A batch holds stored ids only, which determine documents and loss mask:
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,7 +38,6 @@ from models.loss.next_token import next_token_loss, score_tokens
 from models.named import NamedArray
 from models.transformer import Forward, Transformer
 from training.config import TrainConfig
-from training.cost.compiler_options import compiler_options
 from training.cost.memory_plan import logit_budget
 from training.optimizer import Schedule
 from training.sharding.layout import Layout
@@ -284,6 +283,7 @@ def make_train_step(
     optimizer: optax.GradientTransformation,
     rate: Schedule,
     abstract: TrainState,
+    options: Mapping[str, str | bool],
 ) -> jax.stages.Wrapped:
     """The jitted step (state, tokens) -> (state, metrics); the state is donated.
 
@@ -319,9 +319,7 @@ def make_train_step(
     return jax.jit(
         train_step,
         donate_argnums=0,
-        compiler_options=compiler_options(
-            layout.platform, layout.chip, layout.devices, config.compiler_options
-        ),
+        compiler_options=dict(options),
         in_shardings=(target, layout.batch),
         out_shardings=(target, layout.replicated),
     )

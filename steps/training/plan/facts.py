@@ -24,7 +24,6 @@ from training.config.batch_schedule import rows_read
 from training.config.train import INSTALL, TRACKERS
 from training.cost import step_time
 from training.cost.audit import CURES, Finding
-from training.cost.compiler_options import compiler_options
 from training.cost.resolved_run import ResolvedRun, lint, resolve_run
 from training.cost.step_time import Forecast, forecast
 
@@ -50,8 +49,8 @@ def training_facts(node: Node, results: Results) -> Facts:
     if chip is None:
         line, refusal = _on_this_machine(run, resolved.largest.estimate.activations * devices.count)
         return Facts((*lines, line, *_speed_here(run, results, devices.count)), data, refusal)
-    fit = memory.fit_of(resolved.largest, devices)
-    step = forecast(run.model, run.optimizer, fit.train, chip, devices.count, devices.slices)
+    fit = memory.Fit(resolved.largest)
+    step = forecast(resolved.largest, chip)
     lines.append(f"memory      by formula {fit.line(chip.name)}")
     data["memory"] = {
         "source": "formula",
@@ -62,7 +61,7 @@ def training_facts(node: Node, results: Results) -> Facts:
     }
     if not fit.fits:
         return _too_large(run, fit, lines, data)
-    lines += _program(run, resolved, chip, data)
+    lines += _program(resolved, data)
     lines += _speed(run, fit, step, chip, data)
     if run.steps:
         lines += _whole_run(run, resolved, step, chip, data)
@@ -207,12 +206,9 @@ def _speed(
     return [*lines, *(f"            {sentence}" for sentence in wasted)]
 
 
-def _program(
-    run: DeclaredRun, resolved: ResolvedRun, chip: Chip, data: dict[str, Any]
-) -> list[str]:
+def _program(resolved: ResolvedRun, data: dict[str, Any]) -> list[str]:
     """The attention back end with its reason, and the options of the compiler."""
-    chosen, changed = resolved.largest.backend, run.train.compiler_options
-    options = compiler_options(run.hardware.kind, chip.name, run.hardware.devices, changed)
+    chosen, options = resolved.largest.backend, dict(resolved.largest.options)
     data["program"] = {
         "attention": chosen.backend,
         "reason": chosen.reason,
@@ -246,11 +242,9 @@ def _mean_seconds(run: DeclaredRun, resolved: ResolvedRun, chip: Chip) -> float:
     """Predicted seconds of a step, the mean over all steps that are left."""
     seconds: dict[TrainConfig, float] = {}
     total, count = 0.0, 0
-    devices, slices = run.hardware.devices, run.hardware.slices
     for each in resolved.phases:
         if each.train not in seconds:
-            step = forecast(run.model, run.optimizer, each.train, chip, devices, slices)
-            seconds[each.train] = step.seconds
+            seconds[each.train] = forecast(each, chip).seconds
         steps = each.phase.end - max(each.phase.first, run.done)
         total, count = total + steps * seconds[each.train], count + steps
     return total / max(count, 1)

@@ -14,7 +14,6 @@ from steps.platforms import devices_of
 from steps.training.plan.declared_run import DeclaredRun
 from training.config import OptimizerConfig, TrainConfig
 from training.cost.memory_estimate import GIB, Estimate, optimizer_bytes
-from training.cost.memory_plan import Devices
 from training.cost.resolved_run import ResolvedPhase, resolve_run
 
 CERTAIN = 1.4
@@ -24,11 +23,24 @@ SHOWN = 3
 
 @dataclass(frozen=True)
 class Fit:
-    """A step's memory on one device, by formula: `train` has no "auto", `limit` is in bytes."""
+    """A resolved step beside the memory of its devices, which is known; by formula."""
 
-    train: TrainConfig
-    estimate: Estimate
-    limit: float
+    run: ResolvedPhase
+
+    @property
+    def train(self) -> TrainConfig:
+        """Its configuration without "auto"."""
+        return self.run.train
+
+    @property
+    def estimate(self) -> Estimate:
+        return self.run.estimate
+
+    @property
+    def limit(self) -> float:
+        """Bytes of a device."""
+        assert self.run.devices.limit is not None
+        return self.run.devices.limit
 
     @property
     def fits(self) -> bool:
@@ -53,14 +65,7 @@ def fit(
     model: TransformerConfig, optimizer: OptimizerConfig, train: TrainConfig, hardware: Hardware
 ) -> Fit:
     """The memory of a train step on a device of `hardware`, which has a known kind of chip."""
-    devices = devices_of(hardware)
-    return fit_of(resolve_run(model, optimizer, train, devices).largest, devices)
-
-
-def fit_of(phase: ResolvedPhase, devices: Devices) -> Fit:
-    """The memory of a resolved phase on devices of known memory."""
-    assert devices.limit is not None
-    return Fit(phase.train, phase.estimate, devices.limit)
+    return Fit(resolve_run(model, optimizer, train, devices_of(hardware)).largest)
 
 
 def nearest(run: DeclaredRun, share: float = 1.0) -> list[str]:

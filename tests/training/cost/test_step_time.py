@@ -11,7 +11,10 @@ from models.shape.footprint import training_flops_per_token
 from pipeline.accelerators import GPUS, TPUS
 from tests.bench import layouts, predictions
 from tests.bench.published_rows import read
+from training.config import OptimizerConfig, TrainConfig
 from training.cost import step_time
+from training.cost.memory_plan import Devices
+from training.cost.resolved_run import resolve_run
 from training.cost.step_time import KINDS, MATMUL, RANGES, rates, size_class, times
 from training.cost.step_work import BACKWARD_SCORES, StepShape, work
 
@@ -69,6 +72,33 @@ def test_a_chip_sends_its_share_of_the_gradients_to_other_slices(sharding, group
     job = dataclasses.replace(JOB, **shape)
     assert work(job, TPUS["v6e"]).network_bytes == 2 * 8 * SHAPE.parameter_count / 4
     assert work(dataclasses.replace(job, slices=1), TPUS["v6e"]).network_bytes == 0
+
+
+def test_gradients_that_are_reduced_once_are_sent_once():
+    """By hand: 8 bytes a parameter for a step; a chip adds up whole gradients of 8 bytes each."""
+    job = dataclasses.replace(JOB, chips=8, slices=2, group=4, sharding="zero1", microbatches=3)
+    once = dataclasses.replace(job, reduces_once=True)
+    sent, count = work(once, TPUS["v6e"]), SHAPE.parameter_count
+    assert sent.network_bytes == 8 * count / 4
+    more = sent.update_bytes - work(job, TPUS["v6e"]).update_bytes
+    assert more == pytest.approx(2 * 8 * count * (1 - 1 / 4))
+
+
+def test_a_forecast_takes_the_run_that_is_carried_out():
+    """Documents get another kernel on a GPU, and a soft cap a loop, which take longer."""
+    chip, seconds = GPUS["h100"], []
+    for cap, separate in ((None, False), (None, True), (30.0, True)):
+        model = dataclasses.replace(SHAPE, attention_soft_cap=cap)
+        train = TrainConfig(
+            steps=1, batch_size=8, sequence_length=4096, separate_documents=separate
+        )
+        devices = Devices("gpu", 1, chip.memory, chip=chip.name)
+        run = resolve_run(model, OptimizerConfig(), train, devices).largest
+        seconds.append((run.backend.backend, step_time.forecast(run, chip).times["attention"]))
+    (one, cudnn), (two, triton), (three, loop) = seconds
+    assert (one, two, three) == ("cudnn", "triton", "blockwise")
+    assert triton == pytest.approx(1.5 * cudnn, rel=0.05)
+    assert loop == pytest.approx(4 * cudnn, rel=0.05)
 
 
 @pytest.mark.parametrize(
