@@ -41,7 +41,7 @@ class Provenance(_Event, frozen=True):
     git: dict[str, Any] | None = None
 
 
-class Phase(_Event, frozen=True):
+class PhaseBegan(_Event, frozen=True, tag="phase"):
     """What a step does, or the run before its first step."""
 
     phase: str = ""
@@ -87,7 +87,7 @@ class Progress(_Event, frozen=True):
     note: str = ""
 
 
-class Shard(_Event, frozen=True):
+class ShardFinished(_Event, frozen=True, tag="shard"):
     """A shard was finished."""
 
     shard: str = ""
@@ -162,9 +162,9 @@ class RunFinished(_Event, frozen=True):
 
 
 Event = (
-    (RunStarted | Provenance | Phase | Stopping | ListenerLost | RunFinished)
+    (RunStarted | Provenance | PhaseBegan | Stopping | ListenerLost | RunFinished)
     | (Hit | Queued | Submitted | Waiting | WaitingForResources | Started | Retried)
-    | (Progress | Shard | ShardRetried | Warned | Retrying | Output)
+    | (Progress | ShardFinished | ShardRetried | Warned | Retrying | Output)
     | (Finished | Failed | Stopped | Skipped)
 )
 Emit = Callable[[Event], None]

@@ -17,10 +17,10 @@ from training.config import TrainConfig
 if TYPE_CHECKING:
     import numpy as np
 
-    from data.batches.dataset import DatasetSpec, Source
+    from data.batches.dataset import DatasetSpec, TokenSource
     from data.cache.token_shard import TokenShard
     from data.tokenizer.text_tokenizer import TextTokenizer
-    from training.metrics.goodput import Attempt
+    from training.metrics.goodput import AttemptTime
 
 TRAIN, VALIDATION, TEST = "train", "validation", "test"
 _VOCABULARY = "vocabulary"  # the one shard of a token cache that belongs to no split
@@ -188,11 +188,11 @@ class Sequences(Artifact):
         """Whether sequences may end in padding."""
         return any(part.cache.packed for part in (self.parts or [self]))
 
-    def source(self) -> Source:
+    def source(self) -> TokenSource:
         """One cache's training shards and their order."""
-        from data.batches.dataset import Source
+        from data.batches.dataset import TokenSource
 
-        return Source(
+        return TokenSource(
             name=self.cache.path.rstrip("/").rpartition("/")[2],
             shards=self.cache.split(TRAIN),
             **{name: self.result[name] for name in ("io_block_size", "window_blocks", "seed")},
@@ -306,15 +306,15 @@ class Checkpoint(Artifact):
         return tables(read_log(self.shard("record")))
 
     @property
-    def attempts(self) -> list[Attempt]:
+    def attempts(self) -> list[AttemptTime]:
         """The attempts at the run with their times; none of a run of an older version."""
         import msgspec
 
-        from training.metrics.goodput import Attempt
+        from training.metrics.goodput import AttemptTime
         from training.metrics.metrics_log import read_log
 
         rows = read_log(self.shard("record"), kinds=["attempt"])
-        return [msgspec.convert(row, Attempt) for row in rows]
+        return [msgspec.convert(row, AttemptTime) for row in rows]
 
 
 class HuggingFaceModel(Artifact):

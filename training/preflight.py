@@ -34,7 +34,7 @@ from pipeline.accelerators import TPUS, Slices, chip_of, find_slices
 from pipeline.errors import InputError
 from pipeline.store import storage
 from training.config import OptimizerConfig, TrainConfig
-from training.cost.audit import Finding, audit
+from training.cost.audit import Flaw, audit
 
 if TYPE_CHECKING:
     import jax
@@ -75,7 +75,7 @@ class Preflight:
     compile_seconds: float
     estimate_gib: dict[str, float]
     versions: dict[str, str | None]
-    findings: tuple[Finding, ...]
+    findings: tuple[Flaw, ...]
 
 
 def preflight(program: Program) -> tuple[Preflight, jax.stages.Compiled | None]:

@@ -20,7 +20,7 @@ from pipeline.store import storage
 
 
 @dataclass(frozen=True, kw_only=True)
-class Source:
+class TokenSource:
     """Tokens that are shuffled together."""
 
     name: str
@@ -39,7 +39,7 @@ class DatasetSpec:
             `id - vocab_size`, whose prediction is excluded from the loss.
     """
 
-    sources: tuple[Source, ...]
+    sources: tuple[TokenSource, ...]
     phases: tuple[MixturePhase, ...] = ()  # empty: every source in proportion to its rows
     sequence_length: int
     vocab_size: int
@@ -113,7 +113,7 @@ class Dataset:
         self.close()
 
 
-def _order(source: Source, length: int, count: int) -> BlockShuffle:
+def _order(source: TokenSource, length: int, count: int) -> BlockShuffle:
     if not count:
         tokens = sum(shard.tokens for shard in source.shards)
         raise InputError(

@@ -154,7 +154,7 @@ class LocalFiles:
         return descriptor
 
 
-class Bucket:
+class KeyValueStore:
     """A key-value store of TensorStore whose keys are the files of a directory."""
 
     def __init__(
@@ -186,7 +186,7 @@ class Bucket:
         return wait(future, self.directory, self._seconds(), writing=self._writing)
 
 
-class StoreFiles(Bucket):
+class StoreFiles(KeyValueStore):
     """A shard in a bucket, with the methods of `LocalFiles`; a request is sent when it starts."""
 
     def start_read(self, name: str, **options: Any) -> Callable[[], bytes]:

@@ -33,7 +33,7 @@ class RowSpan:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Layout:
+class RowFormat:
     """The format of a row.
 
     Attributes:
@@ -54,7 +54,7 @@ class Layout:
         return [self.column] if self.mask_column is None else [self.column, self.mask_column]
 
 
-def list_spans(source: str, layout: Layout) -> list[RowSpan]:
+def list_spans(source: str, layout: RowFormat) -> list[RowSpan]:
     """Every row group of a source, in the order of file names; reads footers only."""
     files = [url for url, _ in list_files(source)]
     with ThreadPoolExecutor(min(FOOTERS_AT_ONCE, len(files))) as pool:
@@ -62,7 +62,7 @@ def list_spans(source: str, layout: Layout) -> list[RowSpan]:
         return [span for spans in found for span in spans]
 
 
-def _spans(url: str, layout: Layout) -> list[RowSpan]:
+def _spans(url: str, layout: RowFormat) -> list[RowSpan]:
     state = file_state(url)
     with open_parquet(url, state) as file:
         check_footer(url, state, file.metadata)
@@ -88,7 +88,7 @@ def _holds_integers(kind: pa.DataType) -> bool:
     return pa.types.is_integer(kind.value_type) or pa.types.is_boolean(kind.value_type)
 
 
-def read_rows(span: RowSpan, layout: Layout) -> Iterator[np.ndarray]:
+def read_rows(span: RowSpan, layout: RowFormat) -> Iterator[np.ndarray]:
     """Batches of rows, int64 [row, layout.length], in the format of a masked token cache.
 
     An id that is not predicted is stored as id + `vocab_size`: the first of a row, one with mask 0,
@@ -107,7 +107,7 @@ def read_rows(span: RowSpan, layout: Layout) -> Iterator[np.ndarray]:
         raise InputError(f"{where}: expected {span.end:,} rows, found {at:,}; fetch the file again")
 
 
-def _stored(batch: pa.RecordBatch, layout: Layout, where: str, first: int) -> np.ndarray:
+def _stored(batch: pa.RecordBatch, layout: RowFormat, where: str, first: int) -> np.ndarray:
     values, sizes = _flat(batch.column(layout.column), layout.column, where, first)
     if (long := np.flatnonzero(sizes > layout.length)).size:
         row = long[0]

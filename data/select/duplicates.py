@@ -38,14 +38,16 @@ class Share(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Found:
+class Duplicates:
     """The duplicates among all documents."""
 
     lost: Mapping[int, np.ndarray]  # number of a part -> its rows to drop, int64 ascending
     repeated_ids: int  # documents whose id an earlier document has too
 
 
-def find_duplicates(parts: Iterable[Part], *, by_position: bool = False, shares: int = 1) -> Found:
+def find_duplicates(
+    parts: Iterable[Part], *, by_position: bool = False, shares: int = 1
+) -> Duplicates:
     """Compare the texts of all documents, in this process.
 
     Args:
@@ -87,7 +89,7 @@ def compare(pieces: Sequence[Share], by_position: bool) -> tuple[np.ndarray, int
     return _losers(texts, by_position), len(ids) - len(np.unique(ids))
 
 
-def join(shares: Iterable[tuple[np.ndarray, int]]) -> Found:
+def join(shares: Iterable[tuple[np.ndarray, int]]) -> Duplicates:
     lost, repeated = [np.empty((2, 0), np.int64)], 0
     for each, ids in shares:
         lost.append(each)
@@ -97,7 +99,7 @@ def join(shares: Iterable[tuple[np.ndarray, int]]) -> Found:
     numbers, rows = numbers[order], rows[order]
     losing, begins = np.unique(numbers, return_index=True)
     found = dict(zip(losing.tolist(), np.split(rows, begins)[1:], strict=True))
-    return Found(lost=found, repeated_ids=repeated)
+    return Duplicates(lost=found, repeated_ids=repeated)
 
 
 def _losers(texts: np.ndarray, by_position: bool) -> np.ndarray:

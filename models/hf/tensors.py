@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Part:
+class ArrayPart:
     """One of our arrays, or a layer of one, as a matrix or a vector."""
 
     path: str  # in a `Transformer`, such as "blocks.stacked.mlp.up.matrix"
@@ -34,7 +34,7 @@ class Tensor:
     """
 
     name: str
-    parts: tuple[Part, ...]  # concatenated along the last axis
+    parts: tuple[ArrayPart, ...]  # concatenated along the last axis
     transposed: bool = False  # stored as [out, in]; ours are [in, out]
     mirrored: int = 0
 
@@ -102,16 +102,16 @@ def rotary_tensors(config: TransformerConfig, *, nanochat: bool = False) -> Iter
         at = f"model.layers.{layer}."
         for path, shape in _matrices(config).items():
             turned = config.head_size if nanochat and path.endswith(("query", "key")) else 0
-            part = Part(f"blocks.stacked.{path}.matrix", layer, shape)
+            part = ArrayPart(f"blocks.stacked.{path}.matrix", layer, shape)
             yield Tensor(f"{at}{names[path]}.weight", (part,), transposed=True, mirrored=turned)
             if _has_bias(config, path):
-                bias = Part(f"blocks.stacked.{path}.bias", layer, shape[1:])
+                bias = ArrayPart(f"blocks.stacked.{path}.bias", layer, shape[1:])
                 yield Tensor(f"{at}{names[path]}.bias", (bias,))
         for path, size in _norms(config).items():
-            part = Part(f"blocks.stacked.{path}.weight", layer, (size,))
+            part = ArrayPart(f"blocks.stacked.{path}.weight", layer, (size,))
             yield Tensor(f"{at}{names[path]}.weight", (part,))
     if config.norm != "plain_rms":
-        yield Tensor("model.norm.weight", (Part("final_norm.weight", None, (config.embed,)),))
+        yield Tensor("model.norm.weight", (ArrayPart("final_norm.weight", None, (config.embed,)),))
     if not config.tied:
         yield _table("lm_head.weight", "head", config.vocab_size, config)
 
@@ -129,33 +129,33 @@ def gpt2_tensors(config: TransformerConfig) -> Iterator[Tensor]:
         ]
         yield Tensor(
             f"{at}attn.c_attn.weight",
-            tuple(Part(f"{path}.matrix", layer, shape) for path, shape in qkv[:3]),
+            tuple(ArrayPart(f"{path}.matrix", layer, shape) for path, shape in qkv[:3]),
         )
         yield Tensor(
             f"{at}attn.c_attn.bias",
-            tuple(Part(f"{path}.bias", layer, shape[1:]) for path, shape in qkv[:3]),
+            tuple(ArrayPart(f"{path}.bias", layer, shape[1:]) for path, shape in qkv[:3]),
         )
         for path, name in _GPT2_NAMES.items():
             if path in matrices:
                 shape = matrices[path]
-                part = Part(f"{stacked}.{path}.matrix", layer, shape)
+                part = ArrayPart(f"{stacked}.{path}.matrix", layer, shape)
                 yield Tensor(f"{at}{name}.weight", (part,))
                 yield Tensor(
-                    f"{at}{name}.bias", (Part(f"{stacked}.{path}.bias", layer, shape[1:]),)
+                    f"{at}{name}.bias", (ArrayPart(f"{stacked}.{path}.bias", layer, shape[1:]),)
                 )
             else:
                 for kind in ("weight", "bias"):
-                    part = Part(f"{stacked}.{path}.{kind}", layer, (config.embed,))
+                    part = ArrayPart(f"{stacked}.{path}.{kind}", layer, (config.embed,))
                     yield Tensor(f"{at}{name}.{kind}", (part,))
     for kind in ("weight", "bias"):
-        part = Part(f"final_norm.{kind}", None, (config.embed,))
+        part = ArrayPart(f"final_norm.{kind}", None, (config.embed,))
         yield Tensor(f"transformer.ln_f.{kind}", (part,))
     if not config.tied:
         yield _table("lm_head.weight", "head", config.vocab_size, config)
 
 
 def _table(name: str, path: str, rows: int, config: TransformerConfig) -> Tensor:
-    return Tensor(name, (Part(path, None, (rows, config.embed)),))
+    return Tensor(name, (ArrayPart(path, None, (rows, config.embed)),))
 
 
 def _matrices(config: TransformerConfig) -> dict[str, tuple[int, int]]:

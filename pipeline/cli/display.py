@@ -141,7 +141,7 @@ class PlainDisplay:
                 if now - self._last.setdefault(key, now) >= _LINE_SECONDS:
                     self._last[key] = now
                     self._print(label, text)
-            case events.Phase(phase=phase):
+            case events.PhaseBegan(phase=phase):
                 self._print(label, phase)
             case events.Output(text=text):
                 for line in text.splitlines():
@@ -220,7 +220,7 @@ class LiveDisplay:
         if event.key:
             self._change(self._row(event.key), event)
             text = f"{event.step}: {text}" if text else ""
-        elif isinstance(event, events.Phase):
+        elif isinstance(event, events.PhaseBegan):
             self._phase = event.phase
         if text:
             self._warnings = [*self._warnings, _plain(text)][-_MOST_WARNINGS:]
@@ -240,7 +240,7 @@ class LiveDisplay:
                 for line in text.splitlines():
                     line = f"{row.step.label:<16} {_plain(line)}"
                     self._start().print(line, markup=False, highlight=False)
-            case events.Phase(phase=phase):
+            case events.PhaseBegan(phase=phase):
                 row.detail = row.brief = _plain(phase)
             case _ if text := _state_text(event):
                 if isinstance(event, events.Started):

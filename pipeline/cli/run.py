@@ -14,7 +14,7 @@ from pipeline import events
 from pipeline.cli.context import Context, say
 from pipeline.cli.display import choose
 from pipeline.cli.inspection import entries, recorded, say_facts
-from pipeline.cli.stopping import INTERRUPTED, Interrupts, Stopping
+from pipeline.cli.stopping import INTERRUPTED, Interrupts, Stopper
 from pipeline.cli.streams import survive_closed_streams
 from pipeline.errors import Cancelled, InputError, PonenteError
 from pipeline.execute.backend import (
@@ -149,7 +149,7 @@ def _execute(
         except SystemExit:
             # While Ray starts, its own handler of SIGTERM is installed and raises this.
             raise interrupts.terminated() from None
-    stop = Stopping(context.store.prefix, log, *stops)
+    stop = Stopper(context.store.prefix, log, *stops)
     try:
         with stop.reported(), interrupts.stopping(stop):
             execution.run(backend, needed)
@@ -159,7 +159,7 @@ def _execute(
 
 def _phase(log: EventLog, phase: str) -> None:
     say(phase)
-    log.emit(events.Phase(phase))
+    log.emit(events.PhaseBegan(phase))
 
 
 def _write_page(context: Context, run_id: str) -> str:

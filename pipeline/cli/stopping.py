@@ -50,7 +50,7 @@ def request_stop(prefix: str, run_id: str) -> None:
     storage.create(_url(prefix, run_id), json.dumps({"time": time.time()}).encode())
 
 
-class Stopping:
+class Stopper:
     """Stops a run by calling `stops`, which a signal handler may call too, and reports it."""
 
     def __init__(self, prefix: str, log: EventLog, *stops: Callable[[], None]) -> None:

@@ -24,7 +24,7 @@ from pipeline.execute.backend import Backend
 from pipeline.execute.driver_store import DriverStore
 from pipeline.execute.errands import Errands
 from pipeline.execute.event_log import EventLog
-from pipeline.execute.node_state import NodeState, Phase, States
+from pipeline.execute.node_state import NodePhase, NodeState, States
 from pipeline.execute.request import Ending, Outcome
 from pipeline.graph.order import topological
 from pipeline.graph.step import Node
@@ -142,7 +142,10 @@ class Execution:
             raise Cancelled("stopped; finished steps and shards are kept")
 
     def _loop(self, backend: Backend) -> None:
-        running, waiting = self._states.among(Phase.RUNNING), self._states.among(Phase.WAITING)
+        running, waiting = (
+            self._states.among(NodePhase.RUNNING),
+            self._states.among(NodePhase.WAITING),
+        )
         stopped = False
         while running or self._errands or (waiting and self._going()):
             # A stop is passed on once; what runs then may take long to save and end.
@@ -164,7 +167,7 @@ class Execution:
     def _pause(self) -> None:
         """Sleep until an operation or a back-off is over, for at most one poll interval."""
         seconds, candidates = _POLL_SECONDS, self._states.candidates.values()
-        if candidates and self._going() and not self._states.among(Phase.REQUESTING):
+        if candidates and self._going() and not self._states.among(NodePhase.REQUESTING):
             first = min(state.not_before for state in candidates) - self._clock()
             seconds = min(seconds, max(first, 0.0))
         if self._errands:
@@ -176,16 +179,16 @@ class Execution:
         if self._stop.is_set() or self._choice.keep_going:
             return not self._stop.is_set()
         # A follower's failure never fails the step it follows.
-        failed = self._states.among(Phase.FAILED).values()
+        failed = self._states.among(NodePhase.FAILED).values()
         return all(self._states.follows(state.node, self.published) for state in failed)
 
     def _enqueue(self, node: Node, reason: str) -> None:
-        self._states.move(self._states[node.key], Phase.WAITING)
+        self._states.move(self._states[node.key], NodePhase.WAITING)
         self._tell(node, events.Queued(reason))
 
     def _start(self, backend: Backend) -> None:
         slots = min(self._choice.jobs or backend.slots, backend.slots)
-        running, requesting = map(self._states.among, (Phase.RUNNING, Phase.REQUESTING))
+        running, requesting = map(self._states.among, (NodePhase.RUNNING, NodePhase.REQUESTING))
         candidates, now, later = self._states.candidates, self._clock(), []
         # A stop that comes while a step is requested makes it a candidate again.
         while candidates and self._going() and len(running) + len(requesting) < slots:
@@ -221,15 +224,15 @@ class Execution:
 
         def claimed(found: Found | tuple[Build, list[str]]) -> None:
             if isinstance(found, Found):
-                self._states.move(state, Phase.IDLE)
+                self._states.move(state, NodePhase.IDLE)
                 self._publish(node, found, None)
-            elif state.phase is Phase.REQUESTING and self._going() and self._ready(node):
+            elif state.phase is NodePhase.REQUESTING and self._going() and self._ready(node):
                 self._submit(state, *found, backend)
-            elif state.phase is Phase.REQUESTING:
-                self._states.move(state, Phase.WAITING)
+            elif state.phase is NodePhase.REQUESTING:
+                self._states.move(state, NodePhase.WAITING)
 
         failed = partial(self._end_without_output, state, Outcome(Ending.FAILED), backend)
-        self._states.move(state, Phase.REQUESTING)
+        self._states.move(state, NodePhase.REQUESTING)
         self._errands.begin(f"{node.label}, to be started", ask, claimed, failed)
 
     def _submit(
@@ -238,14 +241,14 @@ class Execution:
         for message in warnings:
             self._tell(state.node, events.Warned(message))
         request = self._there.make_request(state, build)
-        self._states.move(state, Phase.RUNNING)
+        self._states.move(state, NodePhase.RUNNING)
         self._tell(state.node, events.Submitted())
         backend.submit(request)
 
     def _settle(self, state: NodeState, outcome: Outcome, backend: Backend) -> None:
         """Read what an ended attempt published or recorded, then decide how to go on."""
         node, attempt, state.attempt, state.at_work = state.node, state.attempt, "", False
-        self._states.move(state, Phase.SETTLING)
+        self._states.move(state, NodePhase.SETTLING)
         if not outcome.successful:
             self._end_followers(state, backend)
         read = partial(self._there.read_ended, node, outcome, state.build, attempt)
@@ -260,7 +263,7 @@ class Execution:
         cause = "; then ".join(filter(None, (outcome.cause, one_line(error))))
         self._end_followers(state, backend)
         if self._stop.is_set():
-            self._states.move(state, Phase.IDLE)
+            self._states.move(state, NodePhase.IDLE)
             self._tell(state.node, events.Stopped(cause))
         else:
             unread = f"output of step {state.node.label}, which was published, cannot be read"
@@ -273,7 +276,7 @@ class Execution:
     def _settled(self, state: NodeState, outcome: Outcome, read: Any) -> None:
         node = state.node
         ending, state.ending = state.ending, False
-        self._states.move(state, Phase.IDLE)
+        self._states.move(state, NodePhase.IDLE)
         ended = outcome.ending is Ending.STOPPED or outcome.transient
         if outcome.successful:
             self._publish(node, read, outcome)
@@ -297,7 +300,7 @@ class Execution:
             return
         state.delay(self._clock())
         self._tell(state.node, events.WaitingForResources(outcome.cause, seconds))
-        self._states.move(state, Phase.WAITING)
+        self._states.move(state, NodePhase.WAITING)
 
     def _retry(self, state: NodeState, outcome: Outcome, recorded: frozenset[str]) -> None:
         # Not its own unfinished build: --force would drop what that has finished.
@@ -311,15 +314,15 @@ class Execution:
         else:
             state.delay(self._clock())
             self._tell(state.node, events.Retried(outcome.cause, state.tries))
-            self._states.move(state, Phase.WAITING)
+            self._states.move(state, NodePhase.WAITING)
 
     def _follow_later(self, state: NodeState, cause: str) -> None:
         """Queue a follower again that ended because of its live input, unless that one failed."""
-        if state.node.key in self._states.with_users(self._states.among(Phase.FAILED)):
+        if state.node.key in self._states.with_users(self._states.among(NodePhase.FAILED)):
             self._tell(state.node, events.Skipped(cause))
         else:
             self._tell(state.node, events.Retried(cause, state.tries))
-            self._states.move(state, Phase.WAITING)
+            self._states.move(state, NodePhase.WAITING)
 
     def _publish(self, node: Node, found: Found, outcome: Outcome | None) -> None:
         """Record a published output; `outcome` is None for one that refers to another's files."""
@@ -332,7 +335,7 @@ class Execution:
             result = found.manifest.result
             self._tell(node, events.Finished(outcome.seconds, outcome.ending.value, result))
         for user in self._states.users.get(node.key, ()):
-            if user.key in self.published and self._states[user.key].phase is Phase.IDLE:
+            if user.key in self.published and self._states[user.key].phase is NodePhase.IDLE:
                 self._recheck(user)
 
     def _recheck(self, user: Node) -> None:
@@ -343,21 +346,21 @@ class Execution:
             self._states[user.key].replaces = "" if there.shared else there.manifest.attempt
             wanted = {user.key} | needed_keys(user.inputs.values(), self.published)
             for state in sorted((self._states[k] for k in wanted), key=lambda s: s.index):
-                if state.phase in (Phase.IDLE, Phase.FAILED):
+                if state.phase in (NodePhase.IDLE, NodePhase.FAILED):
                     self._enqueue(state.node, reason)
 
     def _fail(self, state: NodeState, cause: str, log: str, what: str = "") -> None:
         node = state.node
         self._tell(node, events.Failed(cause, log))
-        self._states.move(state, Phase.FAILED)
+        self._states.move(state, NodePhase.FAILED)
         lines = [f"{what or f'step {node.label} failed'}: {cause}"]
         if log:
             lines.append(f"  log:   {log}")
         self._failures.append("\n".join(lines))
         for key in self._states.with_users({node.key}) - {node.key}:
             later = self._states[key]
-            if later.phase in (Phase.WAITING, Phase.REQUESTING):
-                self._states.move(later, Phase.IDLE)
+            if later.phase in (NodePhase.WAITING, NodePhase.REQUESTING):
+                self._states.move(later, NodePhase.IDLE)
                 self._tell(later.node, events.Skipped(f"{node.label} failed"))
 
     def _drain(self, backend: Backend) -> None:

@@ -23,7 +23,7 @@ FIRST_PAUSE_SECONDS = 1.0
 LONGEST_PAUSE_SECONDS = 60.0
 
 
-class Phase(enum.Enum):
+class NodePhase(enum.Enum):
     """What the driver does with a node."""
 
     IDLE = "idle"
@@ -35,12 +35,12 @@ class Phase(enum.Enum):
 
 
 _MOVES = {
-    Phase.IDLE: {Phase.WAITING, Phase.FAILED},
-    Phase.WAITING: {Phase.REQUESTING, Phase.IDLE},
-    Phase.REQUESTING: {Phase.RUNNING, Phase.WAITING, Phase.IDLE, Phase.FAILED},
-    Phase.RUNNING: {Phase.SETTLING},
-    Phase.SETTLING: {Phase.IDLE, Phase.FAILED},
-    Phase.FAILED: {Phase.WAITING},
+    NodePhase.IDLE: {NodePhase.WAITING, NodePhase.FAILED},
+    NodePhase.WAITING: {NodePhase.REQUESTING, NodePhase.IDLE},
+    NodePhase.REQUESTING: {NodePhase.RUNNING, NodePhase.WAITING, NodePhase.IDLE, NodePhase.FAILED},
+    NodePhase.RUNNING: {NodePhase.SETTLING},
+    NodePhase.SETTLING: {NodePhase.IDLE, NodePhase.FAILED},
+    NodePhase.FAILED: {NodePhase.WAITING},
 }
 
 
@@ -50,7 +50,7 @@ class NodeState:
 
     node: Node
     index: int  # its position in the graph's order
-    phase: Phase = Phase.IDLE
+    phase: NodePhase = NodePhase.IDLE
     forced: bool = False  # build it again although its output exists
     replaces: str = ""  # attempt of the published output that is to be replaced
     build: str = ""  # id of its build, which names its ledger
@@ -82,7 +82,7 @@ class NodeState:
     @property
     def unsettled(self) -> bool:
         """Whether it is built, or may become stale because an input is built."""
-        return self.phase not in (Phase.IDLE, Phase.FAILED) or self.unsettled_inputs > 0
+        return self.phase not in (NodePhase.IDLE, NodePhase.FAILED) or self.unsettled_inputs > 0
 
     def lost(self, outcome: Outcome, recorded: frozenset[str]) -> str:
         """Count a try of an attempt that failed; returns why it is final, empty to retry.
@@ -106,7 +106,7 @@ class States(dict[str, NodeState]):
 
     def __init__(self, order: list[Node]) -> None:
         super().__init__((node.key, NodeState(node, i)) for i, node in enumerate(order))
-        self._phases: dict[Phase, dict[str, NodeState]] = {phase: {} for phase in Phase}
+        self._phases: dict[NodePhase, dict[str, NodeState]] = {phase: {} for phase in NodePhase}
         self.candidates: OrderedDict[str, NodeState] = OrderedDict()
         self._codes: dict[Callable[..., Any], dict[str, Any]] = {}
         self.users: dict[str, list[Node]] = {}
@@ -121,13 +121,13 @@ class States(dict[str, NodeState]):
             self._codes[function] = record(function)
         return self._codes[function]
 
-    def move(self, state: NodeState, phase: Phase) -> None:
+    def move(self, state: NodeState, phase: NodePhase) -> None:
         assert phase is state.phase or phase in _MOVES[state.phase], (state.phase, phase)
         before = state.unsettled
         self.among(state.phase).pop(state.node.key, None)
         state.phase = phase
         self.among(phase)[state.node.key] = state
-        if phase is Phase.WAITING:
+        if phase is NodePhase.WAITING:
             self.candidates[state.node.key] = state
         else:
             self.candidates.pop(state.node.key, None)
@@ -140,10 +140,10 @@ class States(dict[str, NodeState]):
                 user.unsettled_inputs += 1 if source.unsettled else -1
                 if user.unsettled != before:
                     changed.append(user)
-                elif user.phase is Phase.WAITING and not source.unsettled:
+                elif user.phase is NodePhase.WAITING and not source.unsettled:
                     self.candidates[user.node.key] = user
 
-    def among(self, phase: Phase) -> dict[str, NodeState]:
+    def among(self, phase: NodePhase) -> dict[str, NodeState]:
         """The nodes in a phase, in the order they entered it; the dict changes with `move`."""
         return self._phases[phase]
 
@@ -159,27 +159,27 @@ class States(dict[str, NodeState]):
 
     def follows(self, node: Node, published: Mapping[str, object]) -> bool:
         keys = [node.inputs[name].key for name in node.live]
-        return any(key not in published and self[key].phase is not Phase.FAILED for key in keys)
+        return any(key not in published and self[key].phase is not NodePhase.FAILED for key in keys)
 
     def apply(self, state: NodeState, event: Event) -> None:
         """Update the state of a step for an event of its worker; its followers may start then."""
         if isinstance(event, events.Started):
             state.attempt = event.attempt
-        if state.phase is not Phase.RUNNING:
+        if state.phase is not NodePhase.RUNNING:
             return
-        works = bool(state.attempt) and isinstance(event, events.Progress | events.Shard)
+        works = bool(state.attempt) and isinstance(event, events.Progress | events.ShardFinished)
         if works:
             state.waits_since = None
         if state.at_work or not (works or isinstance(event, events.Waiting)):
             return
         state.at_work = True
         for follower in self._followers(state):
-            if follower.phase is Phase.WAITING:
+            if follower.phase is NodePhase.WAITING:
                 self.candidates[follower.node.key] = follower
 
     def without(self, state: NodeState) -> list[NodeState]:
         """Running followers of a step that ended without an output; marks them as ending."""
-        running = (f for f in self._followers(state) if f.phase is Phase.RUNNING)
+        running = (f for f in self._followers(state) if f.phase is NodePhase.RUNNING)
         ending = [follower for follower in running if not follower.ending]
         for follower in ending:
             follower.ending = True

@@ -100,7 +100,7 @@ def refer_to(
 
 
 @dataclass(frozen=True)
-class Candidate:
+class Adoptable:
     """An output to adopt, and its differences from the step's own output, one line per field."""
 
     path: str
@@ -108,7 +108,7 @@ class Candidate:
     differences: tuple[str, ...]
 
 
-def choose(store: Store, node: Node, seen: GraphState, source: str | None) -> Candidate:
+def choose(store: Store, node: Node, seen: GraphState, source: str | None) -> Adoptable:
     """The output to adopt: the one in `source`, a name in the store or a URL, or the nearest."""
     if node.key in seen.found and node.key not in seen.same:
         raise InputError(f"{node.label}: already published: {seen.found[node.key].path}")
@@ -127,10 +127,10 @@ def choose(store: Store, node: Node, seen: GraphState, source: str | None) -> Ca
         raise InputError(f"{path}: nothing was published there; pass --from DIR of an output")
     if theirs.step != node.step.name:
         raise InputError(f"{path}: an output of {theirs.step}, expected one of {node.step.name}")
-    return Candidate(path, theirs, tuple(changes.differences(theirs, node)))
+    return Adoptable(path, theirs, tuple(changes.differences(theirs, node)))
 
 
-def adopt(store: Store, node: Node, seen: GraphState, source: Candidate) -> Found:
+def adopt(store: Store, node: Node, seen: GraphState, source: Adoptable) -> Found:
     """Publish an existing output as the node's, after reading every byte of it."""
     for problem in integrity.problems(source.path, source.manifest):
         raise CorruptOutput(f"{problem}; not adopted")

@@ -91,7 +91,7 @@ class StepRecord:
                 self.progress = f"{amount}, {event.note}" if event.note else amount
                 if self.attempts and self.attempts[-1].status == "running":
                     self.state = "running"  # it may have waited for hardware
-            case events.Shard():
+            case events.ShardFinished():
                 self.shards += 1
                 self.shard_bytes += event.bytes
             case events.Warned():

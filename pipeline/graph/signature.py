@@ -16,7 +16,7 @@ from pipeline.identity.listing import External
 
 
 @dataclass(frozen=True)
-class Input:
+class InputType:
     """An input argument: its artifact class, and whether it may be None, a tuple, or read live."""
 
     kind: type[Artifact]
@@ -37,7 +37,7 @@ class Signature:
     """
 
     parameters: inspect.Signature
-    inputs: Mapping[str, Input]
+    inputs: Mapping[str, InputType]
     runtime: frozenset[str]
     classes: Mapping[str, type]
     defaults: Mapping[str, Any]
@@ -74,7 +74,7 @@ def read_signature(function: Callable[..., Any]) -> Signature:
     return Signature(left, inputs, frozenset(runtime), classes, defaults, externals)
 
 
-def _as_input(annotation: Any) -> Input | None:
+def _as_input(annotation: Any) -> InputType | None:
     """The input that an annotation with an artifact class declares; None for any other one."""
     if Live in getattr(annotation, "__metadata__", ()):
         found = _as_input(typing.get_args(annotation)[0])
@@ -82,11 +82,11 @@ def _as_input(annotation: Any) -> Input | None:
     if typing.get_origin(annotation) is tuple:
         first, *rest = typing.get_args(annotation)
         if rest == [...] and isinstance(first, type) and issubclass(first, Artifact):
-            return Input(first, many=True)
+            return InputType(first, many=True)
     options = (
         typing.get_args(annotation)
         if typing.get_origin(annotation) in (typing.Union, types.UnionType)
         else (annotation,)
     )
     kinds = [o for o in options if isinstance(o, type) and issubclass(o, Artifact)]
-    return Input(kinds[0], type(None) in options) if len(kinds) == 1 else None
+    return InputType(kinds[0], type(None) in options) if len(kinds) == 1 else None

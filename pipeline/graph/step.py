@@ -28,7 +28,7 @@ from pipeline.errors import InputError
 from pipeline.graph.artifact import Artifact, argument_of
 from pipeline.graph.facts import Facts, Results
 from pipeline.graph.module_names import by_value
-from pipeline.graph.signature import Input, Signature, read_signature
+from pipeline.graph.signature import InputType, Signature, read_signature
 from pipeline.identity import digests, fingerprint, source_code
 from pipeline.identity.digests import Identity
 
@@ -205,7 +205,7 @@ class StepSpec(Generic[P, A]):
         elif value is not None or not expected.optional:
             yield name, self._check_input(name, expected, value)
 
-    def _check_input(self, name: str, expected: Input, value: Any) -> Node:
+    def _check_input(self, name: str, expected: InputType, value: Any) -> Node:
         if isinstance(value, Node) and issubclass(value.output, expected.kind):
             return value
         found = (

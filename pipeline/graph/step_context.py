@@ -264,7 +264,7 @@ class StepContext:
         self.progress(len(shards), len(items), "shards")
         for shard in self._workers.map(tasks, self._emit):
             shards[shard.name] = self._declared[shard.name] = shard
-            self._emit(events.Shard(shard.name, shard.bytes))
+            self._emit(events.ShardFinished(shard.name, shard.bytes))
             self.progress(len(shards), len(items), "shards")
         return dict(sorted(shards.items()))
 

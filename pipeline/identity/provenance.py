@@ -34,7 +34,7 @@ _PROJECT = "ponente"
 _MOST_BYTES = 2**20  # size limit of an untracked file in the patch
 
 
-class Provenance(NamedTuple):
+class RunProvenance(NamedTuple):
     """What the steps of a run share: a JSON record for manifests, a patch of uncommitted code."""
 
     record: dict[str, Any]
@@ -56,7 +56,7 @@ def ship(root: str, folder: str) -> None:
     Path(folder, SHIPPED).write_text(json.dumps(dataclasses.asdict(found)))
 
 
-def collect(functions: Iterable[Callable[..., Any]]) -> Provenance:
+def collect(functions: Iterable[Callable[..., Any]]) -> RunProvenance:
     """Commits and uncommitted changes of the functions' code, and package versions."""
     directories = {str(Path(__file__).parent)}
     for function in functions:
@@ -75,7 +75,7 @@ def collect(functions: Iterable[Callable[..., Any]]) -> Provenance:
         "uncommitted": UNKNOWN if problems else uncommitted,
         **({"problem": "; ".join(problems)} if problems else {}),
     }
-    return Provenance({"git": git, **_packages()}, text)
+    return RunProvenance({"git": git, **_packages()}, text)
 
 
 def of_attempt(

@@ -52,14 +52,16 @@ class Garbage:
 
 
 @dataclass
-class Report:
+class GarbageReport:
     """The garbage, and one line per directory that is left alone."""
 
     garbage: list[Garbage] = field(default_factory=list)
     left: list[str] = field(default_factory=list)
 
 
-def find_garbage(store: Store, nodes: Iterable[Wanted], keep: Keep = _PRESETS_ONLY) -> Report:
+def find_garbage(
+    store: Store, nodes: Iterable[Wanted], keep: Keep = _PRESETS_ONLY
+) -> GarbageReport:
     """The data that can be deleted from the store: what is not protected (see `protection`).
 
     An output whose owner is unresponsive is garbage, and so is what it reads: `delete` watches
@@ -82,13 +84,13 @@ def find_garbage(store: Store, nodes: Iterable[Wanted], keep: Keep = _PRESETS_ON
     protected = protection(store, *asked, [holder.owner for holder in holders.values()])
     now = functools.cache(functools.partial(process.now, store.prefix))
 
-    def judge(name: str) -> Report:
+    def judge(name: str) -> GarbageReport:
         root = storage.join(store.prefix, name)
         tree, published = trees.pop(root, None) or Tree(root), protected.published[name]
         if not _OURS & set(tree.names()):
-            return Report(left=[f"{root}: not an output of ours"])
+            return GarbageReport(left=[f"{root}: not an output of ours"])
         if root in holders:
-            return Report(left=[f"{root}: being built by {holders[root]}"])
+            return GarbageReport(left=[f"{root}: being built by {holders[root]}"])
         if name not in protected.outputs:
             by = "preset or recorded run" if keep.recorded else "preset"
             paths, why, cost = [""], f"no {by} needs it", published.seconds
@@ -97,9 +99,9 @@ def find_garbage(store: Store, nodes: Iterable[Wanted], keep: Keep = _PRESETS_ON
                 found = published.manifest or manifest.load(root)
                 paths = _left_overs(tree, found, protected)
             except PonenteError as error:
-                return Report(left=[str(error)])
+                return GarbageReport(left=[str(error)])
             why, cost = "left by an attempt that lost or was replaced", None
-        judged = Report()
+        judged = GarbageReport()
         for path in paths:
             size, newest = tree.measure(path)
             age = max(0.0, now() - newest) if newest else None
@@ -108,7 +110,7 @@ def find_garbage(store: Store, nodes: Iterable[Wanted], keep: Keep = _PRESETS_ON
                 judged.garbage.append(Garbage(url, root, size, why, age, cost, asked))
         return judged
 
-    report = Report()
+    report = GarbageReport()
     for found in concurrently(judge, protected.published, store.prefix):
         report.garbage += found.garbage
         report.left += found.left

@@ -39,7 +39,7 @@ class Keep:
 
 
 @dataclass(frozen=True)
-class Published:
+class PublishedManifest:
     """What protection needs of the manifest in one output's directory.
 
     Attributes:
@@ -60,7 +60,7 @@ class Published:
     manifest: Manifest | None = None
 
     @classmethod
-    def of(cls, path: str, found: Manifest) -> Published:
+    def of(cls, path: str, found: Manifest) -> PublishedManifest:
         home = found.home(path)
         alias = home != path
         names = found.inputs if found.needs is None else found.needs
@@ -85,7 +85,7 @@ class Protection:
     outputs: frozenset[str]
     paths: Mapping[str, frozenset[str]]
     since: Mapping[str, str]
-    published: Mapping[str, Published] = field(repr=False)
+    published: Mapping[str, PublishedManifest] = field(repr=False)
 
     def covers(self, name: str, old: Manifest) -> bool:
         """Whether the shards of a manifest that a rebuild replaced stay."""
@@ -104,7 +104,7 @@ def protection(
     """
     names = store.outputs()
     urls = [storage.join(store.prefix, name) for name in names]
-    published: dict[str, Published] = {}
+    published: dict[str, PublishedManifest] = {}
     for name, found in zip(names, in_order(_published, urls, store.prefix), strict=True):
         published[name] = found if len(published) < _HELD else replace(found, manifest=None)
     asked = {*wanted, *recorded(store.prefix, live=not keep.recorded)}
@@ -125,10 +125,10 @@ def protection(
 
 
 def _opened(
-    store: Store, since: dict[str, str], published: Mapping[str, Published]
-) -> list[Published]:
+    store: Store, since: dict[str, str], published: Mapping[str, PublishedManifest]
+) -> list[PublishedManifest]:
     """The replaced manifests that live leases may read; adds to `since` what they read through."""
-    old: list[Published] = []
+    old: list[PublishedManifest] = []
     new = list(since)
     while new:
         readers = [(storage.join(store.prefix, name), since[name]) for name in new]
@@ -136,7 +136,7 @@ def _opened(
         reached: set[str] = set()
         for name, found in zip(new, replaced, strict=True):
             old += found
-            for each in [published.get(name, Published()), *found]:
+            for each in [published.get(name, PublishedManifest()), *found]:
                 reached |= {_name(store, url) for url in (*each.needs, each.files)}
         new = [name for name in reached if name and name not in since]
         since |= dict.fromkeys(new, "")  # which attempt of it was opened is not known
@@ -144,7 +144,7 @@ def _opened(
 
 
 def _reached(
-    store: Store, asked: Iterable[str], published: Mapping[str, Published]
+    store: Store, asked: Iterable[str], published: Mapping[str, PublishedManifest]
 ) -> frozenset[str]:
     used: set[str] = set()
     files: set[str] = set()
@@ -154,7 +154,7 @@ def _reached(
         if name in used:
             continue
         used.add(name)
-        found = published.get(name, Published())
+        found = published.get(name, PublishedManifest())
         left += [other for url in found.needs if (other := _name(store, url))]
         files |= {_name(store, found.files)} - {""}
     return frozenset(used | files)
@@ -165,15 +165,15 @@ def _name(store: Store, directory: str) -> str:
     return name if prefix in ("", store.prefix) else ""
 
 
-def _published(path: str) -> Published:
+def _published(path: str) -> PublishedManifest:
     try:
         found = manifest.load(path)
-        return Published.of(path, found) if found is not None else Published()
+        return PublishedManifest.of(path, found) if found is not None else PublishedManifest()
     except PonenteError as error:
-        return Published(error=error)
+        return PublishedManifest(error=error)
 
 
-def _replaced(reader: tuple[str, str]) -> list[Published]:
+def _replaced(reader: tuple[str, str]) -> list[PublishedManifest]:
     path, attempt = reader
     found = [m for m in replaced(path).values() if m and age_of(m.attempt) >= age_of(attempt)]
-    return [Published.of(path, m) for m in found]
+    return [PublishedManifest.of(path, m) for m in found]

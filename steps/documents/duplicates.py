@@ -18,7 +18,7 @@ from pipeline.store.shards import Shard
 if TYPE_CHECKING:
     import numpy as np
 
-    from data.select.duplicates import Found, Part
+    from data.select.duplicates import Duplicates, Part
 
 _DIVIDE, _COMPARE = "divide", "compare"
 
@@ -78,7 +78,7 @@ def forget_comparison(run: StepContext) -> None:
     concurrently(run.drop, names, run.root)
 
 
-def _find(run: StepContext, places: list[_Place], by_position: bool) -> Found:
+def _find(run: StepContext, places: list[_Place], by_position: bool) -> Duplicates:
     from data.select import duplicates
     from data.select.write_sample import load_array
 

@@ -25,7 +25,7 @@ from pipeline.events import Emit
 from pipeline.store import storage
 from steps.artifacts import Checkpoint, Scores, Tokenizer
 from steps.checkpoints.find import read_tokenizer
-from steps.evaluation.generate import Request, write_process
+from steps.evaluation.generate import GenerationJob, write_process
 from steps.gang import FLAGS, HUB, joined
 from training.evaluate.programs.sandbox import Limits
 
@@ -236,7 +236,7 @@ def code_evaluation(
         answers = [(problem, _given(problem, problems)) for problem in found]
     else:
         repeated = [problem for problem in found for _ in range(attempts)]
-        request = Request(
+        request = GenerationJob(
             checkpoint=model,
             tokenizer=tokenizer or model.tokenizer(),
             prompts=tuple(problem.prompt for problem in repeated),

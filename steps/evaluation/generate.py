@@ -17,7 +17,7 @@ from steps.gang import FLAGS, joined
 
 
 @dataclass(frozen=True, kw_only=True)
-class Request:
+class GenerationJob:
     """The argument of every process of the gang: the completions to generate."""
 
     checkpoint: Checkpoint
@@ -72,7 +72,7 @@ def generate(
         seed: seed of the random numbers.
         hardware: the hardware to run on; one device of each process generates.
     """
-    request = Request(
+    request = GenerationJob(
         checkpoint=checkpoint,
         tokenizer=tokenizer or checkpoint.tokenizer(),
         prompts=prompts,
@@ -88,7 +88,7 @@ def generate(
     return {"completions": completions, "headline": [f"sample: {first}"]}
 
 
-def write_process(request: Request, *, process: GangProcess, emit: Emit) -> list[str]:
+def write_process(request: GenerationJob, *, process: GangProcess, emit: Emit) -> list[str]:
     """One process of the gang; returns the completions.
 
     Every process generates the same completions on a device of its own. All processes must start
@@ -99,7 +99,7 @@ def write_process(request: Request, *, process: GangProcess, emit: Emit) -> list
         return _write(request, emit if process.index == 0 else lambda _: None)
 
 
-def _write(request: Request, emit: Emit) -> list[str]:
+def _write(request: GenerationJob, emit: Emit) -> list[str]:
     from models.generate.generate import check, stream
 
     trained, new = request.checkpoint, request.new_tokens

@@ -16,7 +16,7 @@ from pipeline.plan.lineage import Ancestor, lineage
 from pipeline.prices import price_of
 from pipeline.store import storage
 from steps.artifacts import Checkpoint
-from steps.pages.run_record import RunRecord, of_checkpoint
+from steps.pages.run_record import TrainingRun, of_checkpoint
 from training.config.batch_schedule import rows_read
 
 _HOUR = 3600.0
@@ -87,7 +87,7 @@ def _use(model: Checkpoint) -> list[str]:
     return ["## Use", "", *lines, f"Training sequences had {length:,} tokens.", ""]
 
 
-def _training(model: Checkpoint, record: RunRecord) -> list[str]:
+def _training(model: Checkpoint, record: TrainingRun) -> list[str]:
     config, train, result = model.model, model.train, model.result
     steps = result["last"]["step"]
     tokens = train.sequence_length * rows_read(train, steps)
@@ -108,7 +108,7 @@ def _training(model: Checkpoint, record: RunRecord) -> list[str]:
     return ["## Training", "", *_rows(facts)]
 
 
-def _evaluation(record: RunRecord) -> list[str]:
+def _evaluation(record: TrainingRun) -> list[str]:
     last = [record.scores(name)[-1] for name in record.splits]
     lines = ["## Evaluation", "", "| set | nats per token | bits per byte |", "|---|---|---|"]
     for name, row in zip(record.splits, last, strict=True):

@@ -12,7 +12,7 @@ from markupsafe import Markup
 
 from pipeline.pages.readable import duration
 from steps.pages.curves import BLUE, COLOURS, GREY, Curve, chart, legend
-from steps.pages.run_record import RunRecord
+from steps.pages.run_record import TrainingRun
 
 if TYPE_CHECKING:
     from training.metrics.goodput import Account
@@ -38,7 +38,7 @@ class Panel:
     from_zero: bool = True
     reach: float = 0.0
 
-    def of_run(self, run: RunRecord) -> Markup:
+    def of_run(self, run: TrainingRun) -> Markup:
         """The chart of one run's columns; empty if it has none of them."""
         named = zip(self.columns.items(), COLOURS, strict=False)
         return self._chart(
@@ -47,7 +47,7 @@ class Panel:
             if self._known(run, name)
         )
 
-    def of_runs(self, runs: Sequence[RunRecord]) -> Markup:
+    def of_runs(self, runs: Sequence[TrainingRun]) -> Markup:
         """The chart of the first column of several runs."""
         name = next(iter(self.columns))
         pairs = zip(runs, itertools.cycle(COLOURS))
@@ -55,11 +55,11 @@ class Panel:
             self._curve(r, name, r.name, c) for r, c in pairs if self._known(r, name)
         )
 
-    def _known(self, run: RunRecord, name: str) -> bool:
+    def _known(self, run: TrainingRun, name: str) -> bool:
         padded = not name.startswith("useful_") or any(row.get("padded") for row in run.history)
         return padded and any(map(math.isfinite, column(run.history, name)))
 
-    def _curve(self, run: RunRecord, name: str, label: str, colour: str) -> Curve:
+    def _curve(self, run: TrainingRun, name: str, label: str, colour: str) -> Curve:
         x, y = column(run.history, "step"), column(run.history, name, self.scale)
         return Curve(label, x, y, colour, faint=name in self.faint, exact=self.exact)
 
@@ -125,7 +125,7 @@ def column(rows: Sequence[Mapping[str, Any]], name: str, scale: float = 1.0) -> 
     return [number(row) for row in rows]
 
 
-def loss_chart(run: RunRecord, restarts: Sequence[float] = ()) -> Markup:
+def loss_chart(run: TrainingRun, restarts: Sequence[float] = ()) -> Markup:
     """Loss on training data and on every held-out split by step, with the unigram entropy."""
     steps = column(run.history, "step")
     curves = [Curve("training", steps, column(run.history, "loss"), BLUE)] if steps else []
@@ -141,12 +141,12 @@ def loss_chart(run: RunRecord, restarts: Sequence[float] = ()) -> Markup:
     return chart(curves, "nats per token")
 
 
-def _scores(run: RunRecord, split: str, label: str, colour: str) -> Curve:
+def _scores(run: TrainingRun, split: str, label: str, colour: str) -> Curve:
     rows = run.scores(split)
     return Curve(label, column(rows, "step"), column(rows, "loss"), colour, "dots")
 
 
-def overlaid(runs: Sequence[RunRecord]) -> list[tuple[str, Markup]]:
+def overlaid(runs: Sequence[TrainingRun]) -> list[tuple[str, Markup]]:
     """(caption, chart) of every metric of several runs, with a colour per run."""
     captioned = []
     for split in dict.fromkeys(name for run in runs for name in run.splits):

@@ -22,7 +22,7 @@ from pipeline.store import storage
 from steps.artifacts import Checkpoint, Report
 
 if TYPE_CHECKING:
-    from steps.pages.run_record import RunRecord
+    from steps.pages.run_record import TrainingRun
 
 ABSENT = "-"
 
@@ -62,7 +62,7 @@ def compare(
     return {"headline": [f"compared {', '.join(record.name for record in records)}"]}
 
 
-def render(records: Sequence[RunRecord]) -> str:
+def render(records: Sequence[TrainingRun]) -> str:
     """The page."""
     from steps.pages import page
     from steps.pages.charts import bars_chart, overlaid
@@ -83,7 +83,7 @@ def render(records: Sequence[RunRecord]) -> str:
     )
 
 
-def figures(records: Sequence[RunRecord]) -> list[list[str]]:
+def figures(records: Sequence[TrainingRun]) -> list[list[str]]:
     """Figures of the finished runs: a row per figure that at least one run has, a column per run.
 
     The best value of a row is marked where `_BETTER` defines whether more or less is better.
@@ -107,7 +107,7 @@ _BETTER: dict[str, Callable[[set[float]], float]] = {
 }
 
 
-def _figures(record: RunRecord) -> dict[str, tuple[float, str]]:
+def _figures(record: TrainingRun) -> dict[str, tuple[float, str]]:
     """Name -> (value, text)."""
     found: dict[str, tuple[float, str]] = {}
 
@@ -141,7 +141,7 @@ def _figures(record: RunRecord) -> dict[str, tuple[float, str]]:
     return found
 
 
-def scored(records: Sequence[RunRecord]) -> str:
+def scored(records: Sequence[TrainingRun]) -> str:
     """How much of each split the last evaluations read, as text."""
     from steps.pages.run_record import split_of
 
@@ -150,7 +150,7 @@ def scored(records: Sequence[RunRecord]) -> str:
     return ", ".join(f"{tokens:,} tokens of {split}" for split, tokens in read)
 
 
-def samples(records: Sequence[RunRecord]) -> dict[str, dict[str, list[dict[str, Any]]]]:
+def samples(records: Sequence[TrainingRun]) -> dict[str, dict[str, list[dict[str, Any]]]]:
     """By prompt and run, the samples, newest first."""
     found: dict[str, dict[str, list[dict[str, Any]]]] = {}
     for record in records:
@@ -166,7 +166,7 @@ def _late(rows: Sequence[dict[str, Any]], column: str) -> float:
     return math.fsum(last) / len(last) if last else math.nan
 
 
-def differences(records: Sequence[RunRecord]) -> list[list[str]]:
+def differences(records: Sequence[TrainingRun]) -> list[list[str]]:
     """A row per setting whose value is not the same in all runs.
 
     A partial record that lacks a setting is not compared: the run may still have its value.
@@ -191,7 +191,7 @@ def _numbered(names: Sequence[str]) -> list[str]:
     return [f"{name} {number}" for number, name in enumerate(names, 1)]
 
 
-def _record(argument: str) -> RunRecord:
+def _record(argument: str) -> TrainingRun:
     """The run that an argument `directory` or `name=directory` names."""
     from pipeline.store.manifest import load
     from steps.pages.run_record import of_checkpoint, of_directory

@@ -19,7 +19,7 @@ from pipeline.store.shards import ATTEMPTS
 from steps.artifacts import Checkpoint, Completions, Report, Scores
 
 if TYPE_CHECKING:
-    from steps.pages.run_record import RunRecord
+    from steps.pages.run_record import TrainingRun
     from training.metrics.goodput import Account
 
 
@@ -138,7 +138,7 @@ def _configurations(ancestors: list[Ancestor]) -> list[tuple[str, Any]]:
     return [*found, ("environment of the last step", environment)]
 
 
-def training_charts(record: RunRecord, account: Account | None) -> list[tuple[str, str]]:
+def training_charts(record: TrainingRun, account: Account | None) -> list[tuple[str, str]]:
     """(caption, SVG) of every metric that has a value per step."""
     from steps.pages.charts import PANELS, loss_chart
 
@@ -204,7 +204,7 @@ def startup_table(account: Account | None) -> list[list[str]]:
 
 
 def cards(
-    model: Checkpoint, scores: Scores | None, record: RunRecord, account: Account | None
+    model: Checkpoint, scores: Scores | None, record: TrainingRun, account: Account | None
 ) -> list[tuple[str, str]]:
     """(figure, meaning) of the finished run, for the figures that were measured."""
     first, last = model.result["first"], model.result["last"]

@@ -25,7 +25,7 @@ from steps.checkpoints.find import ABOUT, is_run
 
 if TYPE_CHECKING:
     from steps.artifacts import Checkpoint
-    from training.metrics.goodput import Account, Attempt
+    from training.metrics.goodput import Account, AttemptTime
 
 Row = dict[str, Any]
 VALIDATION = "validation"
@@ -35,7 +35,7 @@ _TAKEN = {None: "", "model": "with the model of ", "moments": "with the model an
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunRecord:
+class TrainingRun:
     """One run.
 
     Attributes:
@@ -54,7 +54,7 @@ class RunRecord:
     history: list[Row]
     evaluations: list[Row]
     samples: list[Row]
-    attempts: list[Attempt]
+    attempts: list[AttemptTime]
     config: Mapping[str, Any]
     entropy: float | None = None
     partial: bool = False
@@ -80,7 +80,7 @@ def split_of(row: Mapping[str, Any]) -> str:
     return str(row.get("split") or VALIDATION)
 
 
-def of_checkpoint(checkpoint: Checkpoint, name: str, ancestors: Iterable[Ancestor]) -> RunRecord:
+def of_checkpoint(checkpoint: Checkpoint, name: str, ancestors: Iterable[Ancestor]) -> TrainingRun:
     """The record of a finished run.
 
     Args:
@@ -89,7 +89,7 @@ def of_checkpoint(checkpoint: Checkpoint, name: str, ancestors: Iterable[Ancesto
         ancestors: its lineage, which has the configurations of all inputs.
     """
     tables = checkpoint.tables()
-    return RunRecord(
+    return TrainingRun(
         name=name,
         history=tables["history"],
         evaluations=tables["evaluations"],
@@ -194,7 +194,7 @@ def _settings(given: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def of_directory(url: str, name: str) -> RunRecord:
+def of_directory(url: str, name: str) -> TrainingRun:
     """The record of a run without a manifest: in progress, interrupted, or without the pipeline.
 
     Args:
@@ -218,7 +218,7 @@ def of_directory(url: str, name: str) -> RunRecord:
             "`train` step, whose run writes one when it begins"
         )
     configs = [each for entries in logs for each in entries if each["kind"] == "config"]
-    return RunRecord(
+    return TrainingRun(
         name=name,
         history=_joined(logs, "step"),
         evaluations=_joined(logs, "evaluation"),

@@ -24,7 +24,7 @@ from steps.gang import HUB
 from steps.tokens.token_cache import OCCURRENCES, occurrences
 
 if TYPE_CHECKING:
-    from data.read.integer_rows import Layout, RowSpan
+    from data.read.integer_rows import RowFormat, RowSpan
 
 _NO_EOS = -1  # no id ends a document
 _COUNTED = ("tokens", "rows", "predicted")
@@ -35,7 +35,7 @@ class _Item:
     """The rows that one task reads and writes."""
 
     span: RowSpan
-    layout: Layout
+    layout: RowFormat
 
 
 def _check(arguments: Mapping[str, Any]) -> None:
@@ -86,9 +86,9 @@ def integer_rows(
     import numpy as np
 
     from data.batches.feistel import FeistelPermutation, derive_key
-    from data.read.integer_rows import Layout, divide, list_spans
+    from data.read.integer_rows import RowFormat, divide, list_spans
 
-    layout = Layout(
+    layout = RowFormat(
         column=column,
         mask_column=mask_column,
         length=sequence_length,

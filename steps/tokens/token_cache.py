@@ -25,7 +25,7 @@ _COMPARED = 8  # most row groups of which the encoders are compared
 
 
 @dataclass(frozen=True, kw_only=True)
-class RowGroup:
+class DocumentGroup:
     """The documents that one task tokenises.
 
     Attributes:
@@ -64,7 +64,7 @@ def tokenize(
         token_bytes = json.dumps(text_tokenizer.token_bytes.tolist()).encode()
         storage.write_atomic(storage.join(directory, "token_bytes.json"), token_bytes)
     items = {
-        name: RowGroup(
+        name: DocumentGroup(
             file=file,
             row_group=row_group,
             tokenizer=tokenizer.file,
@@ -100,7 +100,7 @@ def tokenize(
     }
 
 
-def tokenize_shard(directory: str, item: RowGroup) -> Mapping[str, Any]:
+def tokenize_shard(directory: str, item: DocumentGroup) -> Mapping[str, Any]:
     """Shard writer: the token cache of one row group, and how often each id occurs."""
     import time
 
@@ -141,7 +141,7 @@ def tokenize_shard(directory: str, item: RowGroup) -> Mapping[str, Any]:
     }
 
 
-def check_shard(directory: str, items: Sequence[RowGroup]) -> Mapping[str, Any]:
+def check_shard(directory: str, items: Sequence[DocumentGroup]) -> Mapping[str, Any]:
     """Shard writer: compares the encoders on documents of some row groups; writes no file."""
     from data.tokenizer.backends import to_compare
     from data.tokenizer.text_tokenizer import TextTokenizer
@@ -162,7 +162,7 @@ def _may_use_all_cores() -> bool:
     return os.environ.get("OMP_NUM_THREADS") != "1"
 
 
-def _texts(item: RowGroup) -> list[pa.Array]:
+def _texts(item: DocumentGroup) -> list[pa.Array]:
     """The documents' texts, as Arrow arrays."""
     import pyarrow as pa
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from models.shape.config import TransformerConfig
 from pipeline import GangProcess, Hardware, InputError, Result, Runtime, StepContext, local, step
 from pipeline.errors import Preempted
-from pipeline.events import Emit, Phase, Progress, Warned
+from pipeline.events import Emit, PhaseBegan, Progress, Warned
 from pipeline.identity.fingerprint import plain_identity
 from pipeline.store import storage
 from pipeline.store.ledger import Ledger
@@ -33,7 +33,7 @@ from training.config.batch_schedule import kept_for_good, rows_read
 from training.config.job import Listener, Prompts, Start, TrainJob
 
 if TYPE_CHECKING:
-    from training.metrics.goodput import Attempt
+    from training.metrics.goodput import AttemptTime
 
 _LOG_SECONDS = 10.0  # between two lines of a training in its log
 
@@ -199,7 +199,7 @@ def _summary(
     }
 
 
-def attempts_of(root: str, build: str) -> list[Attempt]:
+def attempts_of(root: str, build: str) -> list[AttemptTime]:
     """The attempts at one build of a step's output, by their metrics logs."""
     from training.metrics.goodput import read_attempts
 
@@ -226,7 +226,7 @@ def train_process(
 ) -> dict[str, Any]:
     """One process of the gang: run the training loop and record its checkpoints in the ledger."""
     entered, began = time.time(), time.perf_counter()
-    emit(Phase("importing"))
+    emit(PhaseBegan("importing"))
     from training.metrics.stopwatch import Stopwatch
     from training.trainer.trainer import train as train_loop
 
@@ -234,7 +234,7 @@ def train_process(
     starting = max(0.0, entered - process.started)
     before = {"starting": starting, "importing": time.perf_counter() - began}
 
-    emit(Phase("restoring and compiling"))
+    emit(PhaseBegan("restoring and compiling"))
     job, ledger = work
     watch = Stopwatch(before=before)
     with joined(process):
@@ -273,7 +273,7 @@ class _Recorder(Listener):
     def event(self, kind: str, **fields: Any) -> None:
         match kind:
             case "resumed":
-                self._emit(Phase(f"resumed from step {fields['step']}"))
+                self._emit(PhaseBegan(f"resumed from step {fields['step']}"))
             case "corrupt_checkpoint":
                 self._warn(f"corrupt checkpoint: {fields['reason']}")
             case "failed_checkpoint":

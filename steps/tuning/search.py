@@ -12,7 +12,7 @@ from models.shape.config import TransformerConfig
 from pipeline import Hardware, InputError
 from pipeline.accelerators import Chip
 from steps.training.plan.declared_run import DeclaredRun
-from steps.training.plan.memory import CERTAIN, Fit, fit
+from steps.training.plan.memory import CERTAIN, MemoryFit, fit
 from training.config import TrainConfig
 from training.cost.memory_plan import SHARDINGS
 from training.cost.step_time import Forecast, forecast
@@ -61,7 +61,7 @@ class Plan:
     """
 
     candidate: Candidate
-    fit: Fit
+    fit: MemoryFit
     step: Forecast
     compiled: Mapping[str, Any] | None = None
 

@@ -51,7 +51,7 @@ def run(options: Options) -> None:
 
 
 def _job(options: Options):
-    from data.batches.dataset import DatasetSpec, Source
+    from data.batches.dataset import DatasetSpec, TokenSource
     from data.cache.token_shard import TokenShard
     from models.shape.config import TransformerConfig
     from training.config import OptimizerConfig, TrainConfig
@@ -59,7 +59,7 @@ def _job(options: Options):
 
     work = Path(options.work)
     tokens, check = (work / "cache.txt").read_text().split()
-    source = Source(
+    source = TokenSource(
         name="random",
         shards=(TokenShard(str(work / "cache"), int(tokens), check),),
         io_block_size=8,

@@ -47,7 +47,7 @@ def ponente(options: argparse.Namespace, work: Path) -> dict[str, Any]:
     began = time.perf_counter()
     import jax
 
-    from data.batches.dataset import DatasetSpec, Source
+    from data.batches.dataset import DatasetSpec, TokenSource
     from data.cache.token_shard import TokenShard
     from models import presets
     from pipeline.accelerators import chip_of
@@ -64,7 +64,7 @@ def ponente(options: argparse.Namespace, work: Path) -> dict[str, Any]:
     prepare(work, model.vocab_size, tokens * (options.steps + 1))
     count, check = (work / "cache.txt").read_text().split()
     shard = TokenShard(str(work / "cache"), int(count), check)
-    source = Source(name="random", shards=(shard,), io_block_size=8, window_blocks=8, seed=0)
+    source = TokenSource(name="random", shards=(shard,), io_block_size=8, window_blocks=8, seed=0)
     config = TrainConfig(
         steps=options.steps,
         batch_size=options.batch,

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 
-from data.batches.dataset import DatasetSpec, Source
+from data.batches.dataset import DatasetSpec, TokenSource
 from data.batches.mixture import MixturePhase
 from data.cache.token_shard import TokenShard, write_shard
 from data.tokenizer.text_tokenizer import TextTokenizer
@@ -52,7 +52,7 @@ def prepare(work: Path, corpus: Path, synthetic: int) -> None:
 def spec(work: Path, length: int, io_block_size: int, window_blocks: int) -> DatasetSpec:
     """The prepared cache, shuffled so."""
     found = json.loads((work / "cache.json").read_text())
-    source = Source(
+    source = TokenSource(
         name="bench",
         shards=tuple(TokenShard(*shard) for shard in found["shards"]),
         io_block_size=io_block_size,

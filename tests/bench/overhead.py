@@ -100,11 +100,11 @@ class Host:
 
 def spec(root: str) -> Any:
     """The tokens that the loader reads."""
-    from data.batches.dataset import DatasetSpec, Source
+    from data.batches.dataset import DatasetSpec, TokenSource
     from data.cache.token_shard import TokenShard
 
     shards = (TokenShard(f"{root}/tokens", 2_000_000, ""),)
-    source = Source(name="random", shards=shards, io_block_size=64, window_blocks=64, seed=7)
+    source = TokenSource(name="random", shards=shards, io_block_size=64, window_blocks=64, seed=7)
     return DatasetSpec(sources=(source,), sequence_length=LENGTH, vocab_size=VOCAB, eos_id=0)
 
 

@@ -72,12 +72,12 @@ def items(prepared: Path, backend: str) -> list[Any]:
     """Every row group of the prepared files, as the step's tasks."""
     from data.read.parquet_table import count_row_groups
     from data.tokenizer.text_tokenizer import TextTokenizer
-    from steps.tokens.token_cache import RowGroup
+    from steps.tokens.token_cache import DocumentGroup
 
     tokenizer = str(prepared / "tokenizer.json")
     digest = TextTokenizer.load(tokenizer).digest
     return [
-        RowGroup(
+        DocumentGroup(
             file=str(file),
             row_group=group,
             tokenizer=tokenizer,

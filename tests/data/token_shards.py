@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from data.batches.dataset import DatasetSpec, Source
+from data.batches.dataset import DatasetSpec, TokenSource
 from data.cache import token_shard
 from data.cache.shard_io import start_head_read
 from data.cache.token_array import TokenArray
@@ -43,7 +43,7 @@ def rows_of(tokens, length):
 
 def source(shards, name="web", io_block_size=8, window_blocks=4, seed=0):
     """A source with a small shuffle."""
-    return Source(
+    return TokenSource(
         name=name,
         shards=tuple(shards),
         io_block_size=io_block_size,

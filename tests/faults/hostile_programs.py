@@ -13,7 +13,7 @@ import sys
 from dataclasses import dataclass
 from textwrap import dedent
 
-from training.evaluate.programs.sandbox import Limits, Outcome, run
+from training.evaluate.programs.sandbox import Limits, ProgramResult, run
 
 LIMITS = Limits(seconds=2, memory=200 << 20, processes=8, files=4 << 20, output=16 << 10)
 
@@ -164,14 +164,14 @@ PROGRAMS = (
 )
 
 
-def attack(hostile: Hostile, outside: int) -> Outcome:
+def attack(hostile: Hostile, outside: int) -> ProgramResult:
     """Run one program, which may read the number of a process outside that it must not reach."""
     python = os.path.realpath(sys.executable)
     files = {"main.py": dedent(hostile.source), "outside": str(outside)}
     return run(files, [[python, "-I", "-S", "main.py"]], LIMITS)
 
 
-def was_kept_in(hostile: Hostile, outcome: Outcome) -> bool:
+def was_kept_in(hostile: Hostile, outcome: ProgramResult) -> bool:
     """Whether it ended as it must."""
     return outcome.ended == [hostile.ended] and bool(re.search(hostile.says, outcome.output))
 

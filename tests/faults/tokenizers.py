@@ -28,7 +28,7 @@ from data.tokenizer.special_tokens import EOS
 from data.tokenizer.text_tokenizer import TextTokenizer
 from pipeline.errors import CorruptOutput, InputError, PonenteError
 from pipeline.identity import fingerprint
-from steps.tokens.token_cache import RowGroup, tokenize_shard
+from steps.tokens.token_cache import DocumentGroup, tokenize_shard
 from tests.faults.registry import Fault, pick, trials
 
 PEAK_BYTES = 1536 << 20
@@ -277,7 +277,7 @@ def _peak() -> int:
     return next(int(line.split()[1]) << 10 for line in status.splitlines() if "VmHWM" in line)
 
 
-def _row_group(directory: Path, batches: Any, name: str) -> RowGroup | None:
+def _row_group(directory: Path, batches: Any, name: str) -> DocumentGroup | None:
     """A Parquet file with these texts in its first row group; None when there are none."""
     schema = pa.schema([("text", pa.string())])
     file = directory / f"{name}.parquet"
@@ -289,7 +289,7 @@ def _row_group(directory: Path, batches: Any, name: str) -> RowGroup | None:
                 rows += len(texts)
     (directory / "tokenizer.json").write_bytes(_content())
     return (
-        RowGroup(
+        DocumentGroup(
             file=str(file),
             row_group=0,
             tokenizer=str(directory / "tokenizer.json"),

@@ -15,7 +15,7 @@ import transformers
 
 import models.named as hax
 from models.hf.architectures import architecture_of, to_json
-from models.hf.tensors import Part
+from models.hf.tensors import ArrayPart
 from models.shape.config import TransformerConfig
 from models.transformer import Transformer
 from training.sharding.layout import is_named
@@ -76,7 +76,7 @@ def state_of(model: Transformer) -> dict[str, np.ndarray]:
     leaves = jax.tree_util.tree_leaves_with_path(model, is_leaf=is_named)
     arrays = {_name(path): np.asarray(leaf.array) for path, leaf in leaves}
 
-    def value(part: Part) -> np.ndarray:
+    def value(part: ArrayPart) -> np.ndarray:
         array = arrays[part.path]
         return array if part.layer is None else array[part.layer]
 

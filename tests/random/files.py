@@ -44,12 +44,12 @@ def _digest(rows: Iterable[Sequence[Any]]) -> list[Any]:
 
 def ours(path: str, skips: bool) -> Iterator[tuple[Any, ...]]:
     """(id or None, text) of every document as the project reads it; rows of integers as tuples."""
-    from data.read.integer_rows import Layout, list_spans, read_rows
+    from data.read.integer_rows import RowFormat, list_spans, read_rows
     from data.read.unit import Fields
     from data.read.work_units import list_units, read_units
 
     if path.endswith("rows.parquet"):
-        layout = Layout(
+        layout = RowFormat(
             column="input_ids", mask_column=None, length=20_000, vocab_size=_VOCAB, padding=None
         )
         for span in list_spans(path, layout):

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from data.batches.dataset import DatasetSpec, Source
+from data.batches.dataset import DatasetSpec, TokenSource
 from data.cache.token_shard import TokenShard, write_shard
 from models.shape.config import TransformerConfig
 from training.config import OptimizerConfig, Parallelism, TrainConfig
@@ -89,7 +89,7 @@ def write_tokens(directory: str, tokens: int, seed: int) -> TokenShard:
 
 def dataset(*shards: TokenShard) -> DatasetSpec:
     """One source, shuffled in windows of 12 sequences."""
-    source = Source(name="tiny", shards=shards, io_block_size=4, window_blocks=3, seed=7)
+    source = TokenSource(name="tiny", shards=shards, io_block_size=4, window_blocks=3, seed=7)
     return DatasetSpec(sources=(source,), sequence_length=LENGTH, vocab_size=VOCAB, eos_id=EOS)
 
 

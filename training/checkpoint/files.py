@@ -271,12 +271,14 @@ def _read_local(path: str, targets: Sequence[np.ndarray]) -> int:
 
 class _BucketFiles(Files):
     def __init__(self, path: str, deadline: Deadline) -> None:
-        from data.cache.shard_io import Bucket, store_context, store_spec
+        from data.cache.shard_io import KeyValueStore, store_context, store_spec
 
         super().__init__(path, deadline)
         self.threads = 16
         # `writing` reports every failed request as an error of the store.
-        self._bucket = Bucket(path, store_spec(path), store_context(), deadline.left, writing=True)
+        self._bucket = KeyValueStore(
+            path, store_spec(path), store_context(), deadline.left, writing=True
+        )
 
     def write(self, name: str, *parts: Bytes) -> None:
         self._bucket.write(name, b"".join(parts))

@@ -48,7 +48,7 @@ CURES = {
 
 
 @dataclass(frozen=True)
-class Finding:
+class Flaw:
     """Equal events of a step, on one device.
 
     Attributes:
@@ -71,10 +71,10 @@ class Finding:
         return f"{cost:>9} {self.kind}: {self.what}, {self.times} a step{size}"
 
 
-def audit(text: str, chip: Chip) -> tuple[Finding, ...]:
+def audit(text: str, chip: Chip) -> tuple[Flaw, ...]:
     """The findings in a program of one kind of chip, `text` its optimized HLO; the worst first."""
     module = parse(text)
-    found: dict[tuple[str, str], Finding] = {}
+    found: dict[tuple[str, str], Flaw] = {}
     for each in (*_of_instructions(module, chip), *_arguments(module)):
         key = each.kind, each.what
         if key in found:
@@ -90,7 +90,7 @@ def audit(text: str, chip: Chip) -> tuple[Finding, ...]:
     return tuple(worst)
 
 
-def _of_instructions(module: Module, chip: Chip) -> Iterator[Finding]:
+def _of_instructions(module: Module, chip: Chip) -> Iterator[Flaw]:
     seen = _hidden(module)
     for visit in walk(module):
         each, times = visit.instruction, visit.times
@@ -101,29 +101,25 @@ def _of_instructions(module: Module, chip: Chip) -> Iterator[Finding]:
             moved = bytes_moved(each, visit.computation)
             if moved >= LARGE:
                 seconds = times * _link(kind, moved, chip)
-                yield Finding(WAITS, *_event(visit, kind), times * moved, seconds)
+                yield Flaw(WAITS, *_event(visit, kind), times * moved, seconds)
         if _is_narrow(module, visit):
-            yield Finding(
-                NARROW, *_event(visit, f"{each.opcode} in {each.arrays[0].dtype}"), 0, 0.0
-            )
+            yield Flaw(NARROW, *_event(visit, f"{each.opcode} in {each.arrays[0].dtype}"), 0, 0.0)
         if each.opcode in ("dot", "convolution"):
             flops, executed = _product(visit, chip)
             seconds = times * flops / (chip.peak * rates(chip).matmul)
             if executed > PADDED * flops:
                 more = seconds * (executed / flops - 1)
-                yield Finding(
-                    PADS, *_event(visit, f"{executed / flops:.1f} x of a product"), 0, more
-                )
+                yield Flaw(PADS, *_event(visit, f"{executed / flops:.1f} x of a product"), 0, more)
             if _again(each):
-                yield Finding(TWICE, *_event(visit, "a product"), 0, seconds)
+                yield Flaw(TWICE, *_event(visit, "a product"), 0, seconds)
         elif each.opcode == "custom-call" and "tpu_custom_call" in each.text and _again(each):
-            yield Finding(TWICE, *_event(visit, "a kernel"), 0, 0.0)
+            yield Flaw(TWICE, *_event(visit, "a kernel"), 0, 0.0)
         elif visit.fusion is None and size >= LARGE_COPY and _is_copy(module, each):
             seconds = 2 * size * times / chip.bandwidth
-            yield Finding(COPIES, *_event(visit, each.opcode), size * times, seconds)
+            yield Flaw(COPIES, *_event(visit, each.opcode), size * times, seconds)
         if visit.fusion is None and each.opcode == "copy-start" and _crosses(visit):
             size = max(array.bytes for array in each.arrays)
-            yield Finding(HOST, *_event(visit, "copy"), size * times, size * times / HOST_LINK)
+            yield Flaw(HOST, *_event(visit, "copy"), size * times, size * times / HOST_LINK)
 
 
 def _event(visit: Visit, what: str) -> tuple[str, int]:
@@ -263,11 +259,11 @@ def _crosses(visit: Visit) -> bool:
     return each.on_host or any(given[name].on_host for name in each.operands if name in given)
 
 
-def _arguments(module: Module) -> Iterator[Finding]:
+def _arguments(module: Module) -> Iterator[Flaw]:
     """Large arguments whose memory no result takes."""
     for each in module.computations[module.entry].instructions.values():
         size = sum(array.bytes for array in each.arrays)
         if each.opcode != "parameter" or size < LARGE_COPY or each.arrays[0].dtype == "s32":
             continue  # the batch is of no use to a result
         if int(each.text.partition(")")[0]) not in module.donated:
-            yield Finding(KEEPS, each.op_name or each.name, 1, size, 0.0)
+            yield Flaw(KEEPS, each.op_name or each.name, 1, size, 0.0)

@@ -55,7 +55,7 @@ class Mark:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Attempt:
+class AttemptTime:
     """The times of one attempt until its last row.
 
     Attributes:
@@ -89,7 +89,7 @@ class Attempt:
         return sum(self.buckets.values())
 
 
-def fold(rows: Iterable[Mapping[str, Any]]) -> Attempt | None:
+def fold(rows: Iterable[Mapping[str, Any]]) -> AttemptTime | None:
     """The attempt of a metrics log's rows; None of a log without times."""
     found: dict[str, Any] = {}
     times: Mapping[str, Any] | None = None
@@ -108,7 +108,7 @@ def fold(rows: Iterable[Mapping[str, Any]]) -> Attempt | None:
                 marks.append(Mark(row["step"], row["buckets"]))
     if times is None:
         return None
-    return Attempt(
+    return AttemptTime(
         began=began,
         buckets=times["buckets"],
         last_step=times["step"],
@@ -119,7 +119,7 @@ def fold(rows: Iterable[Mapping[str, Any]]) -> Attempt | None:
     )
 
 
-def read_attempts(directories: Iterable[str], build: str | None = None) -> list[Attempt]:
+def read_attempts(directories: Iterable[str], build: str | None = None) -> list[AttemptTime]:
     """The attempts with metrics logs in `directories`, `in_order`; of one build if it is given."""
     found = []
     for directory in directories:
@@ -131,7 +131,7 @@ def read_attempts(directories: Iterable[str], build: str | None = None) -> list[
     return in_order(found)
 
 
-def in_order(attempts: Iterable[Attempt]) -> list[Attempt]:
+def in_order(attempts: Iterable[AttemptTime]) -> list[AttemptTime]:
     """Attempts by lease number when all names have one, otherwise by start time.
 
     Lease numbers do not depend on clocks; two machines' clocks may differ by an hour.
@@ -157,7 +157,7 @@ class Span:
         dead: seconds from its end to the start of the next attempt.
     """
 
-    attempt: Attempt
+    attempt: AttemptTime
     began: float
     useful: float
     ended: float
@@ -184,7 +184,7 @@ class Account:
         return self.parts["step"] / self.total if self.total else math.nan
 
 
-def account(attempts: Sequence[Attempt]) -> Account:
+def account(attempts: Sequence[AttemptTime]) -> Account:
     """The account of a run, of all its attempts in any order."""
     attempts = in_order(attempts)
     parts = dict.fromkeys((*BUCKETS, *LOST), 0.0)
@@ -218,7 +218,7 @@ def account(attempts: Sequence[Attempt]) -> Account:
     return Account(total=total, parts=parts, spans=tuple(spans))
 
 
-def _counted(attempt: Attempt, later: Sequence[Attempt]) -> Mapping[str, float]:
+def _counted(attempt: AttemptTime, later: Sequence[AttemptTime]) -> Mapping[str, float]:
     """The attempt's buckets at the moment when its counted work ended."""
     if not later:
         return attempt.buckets

@@ -42,7 +42,7 @@ from pipeline.execute.ray.heartbeat import (
     host_lost,
     terminate_self,
 )
-from pipeline.execute.ray.placement import Waiting, placed
+from pipeline.execute.ray.placement import HardwareWait, placed
 from pipeline.graph.hardware import Hardware
 from pipeline.graph.step_context import GangProcess
 from pipeline.store import storage
@@ -152,7 +152,7 @@ def run_gang(
             return InlineWorkers().gang(hardware, function, job, emit)
         finally:
             heartbeat.on_stop = None
-    waiting = Waiting(hardware, heartbeat, emit, wait)
+    waiting = HardwareWait(hardware, heartbeat, emit, wait)
     with placed(hardware, accelerators, waiting) as place:
         gang, count = f"{heartbeat.name}/gang-{uuid.uuid4().hex[:12]}", hardware.processes
         heartbeats = [f"{gang}/{index}" for index in range(count)]

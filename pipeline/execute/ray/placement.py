@@ -36,7 +36,7 @@ _REPORT_AT_LEAST_EVERY = 1800.0
 logger = logging.getLogger("ponente")
 
 
-class Waiting:
+class HardwareWait:
     """A wait for hardware, of at most `limit` seconds if that is given."""
 
     def __init__(
@@ -95,7 +95,7 @@ def _actor(
 
 @contextlib.contextmanager
 def placed(
-    hardware: Hardware, accelerators: Mapping[str, float], waiting: Waiting
+    hardware: Hardware, accelerators: Mapping[str, float], waiting: HardwareWait
 ) -> Iterator[Callable[..., Any]]:
     """Reserve hardware while the block runs; yields `_actor` on it."""
     with contextlib.ExitStack() as stack:
@@ -136,7 +136,7 @@ def _refuse_if_too_small(hardware: Hardware, bundle: Mapping[str, float]) -> Non
             )
 
 
-def _reserve_slice(hardware: Hardware, waiting: Waiting) -> Any:
+def _reserve_slice(hardware: Hardware, waiting: HardwareWait) -> Any:
     """A slice reserved by Ray's scheduler; its call blocks, so it runs in a thread."""
     many = f"{hardware.slices} free slices" if hardware.slices > 1 else "free slice"
     missing = f"no {many} of topology {hardware.topology}"

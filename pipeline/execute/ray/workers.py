@@ -45,7 +45,7 @@ _OUTPUT_BYTES = 64 * 1024  # of a shard's writer, at most
 
 
 @dataclasses.dataclass(frozen=True)
-class _Running:
+class _RunningTask:
     task: ShardTask
     heartbeat: str
     since: float
@@ -106,7 +106,7 @@ class RayWorkers:
 
     def map(self, tasks: list[ShardTask], emit: Emit) -> Iterator[Shard]:
         """Write the shards as tasks with the step's resources, a bounded number in flight."""
-        waiting, running, look_at, limit = deque(tasks), dict[Any, _Running](), 0.0, 1
+        waiting, running, look_at, limit = deque(tasks), dict[Any, _RunningTask](), 0.0, 1
         resources = self._request.step.resources
         stopped = False  # a shard's worker may receive the cancellation before this step does
         while running or (waiting and not (stopped or self.stopping)):
@@ -144,7 +144,7 @@ class RayWorkers:
         if waiting:
             raise Cancelled(f"{len(waiting)} shards are not finished")
 
-    def _begin(self, task: ShardTask) -> tuple[Any, _Running]:
+    def _begin(self, task: ShardTask) -> tuple[Any, _RunningTask]:
         heartbeat = f"{self._heartbeat.name}/{task.name}/{uuid.uuid4().hex[:8]}"
         wants = self._request.step.resources
         write = _write.options(
@@ -154,9 +154,9 @@ class RayWorkers:
         )
         about = self._request.environment, self._request.packages
         reference = write.remote(task, self._collector, heartbeat, *about)
-        return reference, _Running(task, heartbeat, time.monotonic())
+        return reference, _RunningTask(task, heartbeat, time.monotonic())
 
-    def _given_up(self, running: dict[Any, _Running], emit: Emit) -> list[ShardTask]:
+    def _given_up(self, running: dict[Any, _RunningTask], emit: Emit) -> list[ShardTask]:
         """Tasks of unresponsive workers, taken out of `running`, to be retried."""
         seconds = self._watch.seconds
         ages = self._collector.ask("ages", self._heartbeat.name, seconds=seconds)

@@ -96,7 +96,7 @@ _Planned = tuple[str, tuple[int, ...], GGMLQuantizationType, Callable[[], np.nda
 """Name in GGUF, shape, type and reader of a tensor."""
 
 
-def _plan(model: Architecture, matrices: GGMLQuantizationType) -> Iterator[_Planned]:
+def _plan(model: GgufArchitecture, matrices: GGMLQuantizationType) -> Iterator[_Planned]:
     names = get_tensor_name_map(model.arch, model.model.config.layers)
     for tensor in model.model.tensors:
         known = names.get_name(tensor.name, try_suffixes=(".weight", ".bias"))
@@ -135,7 +135,7 @@ def _write(writer: GGUFWriter, planned: Iterator[_Planned]) -> int:
 
 
 @dataclass(frozen=True)
-class Architecture:
+class GgufArchitecture:
     """llama.cpp's architecture (`arch`) that computes the model of a folder.
 
     `made` has the tensors that the safetensors files lack, by their name in GGUF.
@@ -183,7 +183,7 @@ class Architecture:
         return values
 
 
-def architecture(model: FolderModel) -> Architecture:
+def architecture(model: FolderModel) -> GgufArchitecture:
     """The architecture of a model.
 
     A shape that llama.cpp's code does not support is refused: a file that loads and computes
@@ -202,14 +202,14 @@ def architecture(model: FolderModel) -> Architecture:
             "compute something else"
         )
     if not isinstance(config.rope_scaling, RopeScaling):
-        return Architecture(_KNOWN[name], model)
+        return GgufArchitecture(_KNOWN[name], model)
     if name != "LlamaForCausalLM":
         raise InputError(
             f"config.json: rope_type 'llama3'; llama.cpp's {name} reads no such factors; models "
             "without qk_norm are exported as Llama, which has them"
         )
     made = {"rope_freqs.weight": _llama3_factors(config)}
-    return Architecture(_KNOWN[name], model, made)
+    return GgufArchitecture(_KNOWN[name], model, made)
 
 
 def interleaved(rows: np.ndarray, heads: int) -> np.ndarray:

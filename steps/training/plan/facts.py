@@ -18,12 +18,12 @@ from steps.training.budget import told_epochs
 from steps.training.plan import memory
 from steps.training.plan.cost import checkpoint_bytes, money, run_time, speed_here
 from steps.training.plan.declared_run import DeclaredRun, declared_run, model_of
-from steps.training.plan.memory import GIB, Fit
+from steps.training.plan.memory import GIB, MemoryFit
 from training.config import TrainConfig
 from training.config.batch_schedule import rows_read
 from training.config.train import INSTALL, TRACKERS
 from training.cost import step_time
-from training.cost.audit import CURES, Finding
+from training.cost.audit import CURES, Flaw
 from training.cost.resolved_run import ResolvedRun, lint, resolve_run
 from training.cost.step_time import Forecast, forecast
 
@@ -49,7 +49,7 @@ def training_facts(node: Node, results: Results) -> Facts:
     if chip is None:
         line, refusal = _on_this_machine(run, resolved.largest.estimate.activations * devices.count)
         return Facts((*lines, line, *_speed_here(run, results, devices.count)), data, refusal)
-    fit = memory.Fit(resolved.largest)
+    fit = memory.MemoryFit(resolved.largest)
     step = forecast(resolved.largest, chip)
     lines.append(f"memory      by formula {fit.line(chip.name)}")
     data["memory"] = {
@@ -154,7 +154,7 @@ def _speed_here(run: DeclaredRun, results: Results, devices: int) -> list[str]:
     ]
 
 
-def _too_large(run: DeclaredRun, fit: Fit, lines: list[str], data: dict[str, Any]) -> Facts:
+def _too_large(run: DeclaredRun, fit: MemoryFit, lines: list[str], data: dict[str, Any]) -> Facts:
     """A refusal, or a check by the compiler if the formula's error could make the step fit."""
     others = memory.nearest(run)
     data["fitting"] = others
@@ -177,7 +177,7 @@ def _too_large(run: DeclaredRun, fit: Fit, lines: list[str], data: dict[str, Any
 
 
 def _speed(
-    run: DeclaredRun, fit: Fit, step: Forecast, chip: Chip, data: dict[str, Any]
+    run: DeclaredRun, fit: MemoryFit, step: Forecast, chip: Chip, data: dict[str, Any]
 ) -> list[str]:
     fast, slow = step.range
     shares = ", ".join(f"{kind} {part:.0%}" for kind, part in step.shares.items() if part >= 0.005)
@@ -274,7 +274,7 @@ def compiled_facts(run: DeclaredRun, show: Callable[[str], None]) -> Facts:
     data = {"compiled": {name: found[name] for name in _KEPT}}
     if found["fits"]:
         line = f"memory      by the {compiler}: peak {need:.2f} of {limit:.2f} GiB, fits; {sizes}"
-        return Facts((line, *_audited([Finding(**each) for each in found["findings"]])), data)
+        return Facts((line, *_audited([Flaw(**each) for each in found["findings"]])), data)
     over = f"needs {need:.2f} of {limit:.2f} GiB, short by {need - limit:.2f}; {sizes}"
     estimated = sum(found["estimate_gib"].values())
     others = memory.nearest(run, share=min(1.0, estimated / need))
@@ -292,7 +292,7 @@ def compiled_facts(run: DeclaredRun, show: Callable[[str], None]) -> Facts:
     )
 
 
-def _audited(findings: list[Finding]) -> list[str]:
+def _audited(findings: list[Flaw]) -> list[str]:
     """The worst findings in the compiled program, and what cures each kind; nothing is hidden."""
     if not findings:
         return ["program     the audit of the compiled step finds nothing"]

@@ -22,7 +22,7 @@ SHOWN = 3
 
 
 @dataclass(frozen=True)
-class Fit:
+class MemoryFit:
     """A resolved step beside the memory of its devices, which is known; by formula."""
 
     run: ResolvedPhase
@@ -63,9 +63,9 @@ class Fit:
 
 def fit(
     model: TransformerConfig, optimizer: OptimizerConfig, train: TrainConfig, hardware: Hardware
-) -> Fit:
+) -> MemoryFit:
     """The memory of a train step on a device of `hardware`, which has a known kind of chip."""
-    return Fit(resolve_run(model, optimizer, train, devices_of(hardware)).largest)
+    return MemoryFit(resolve_run(model, optimizer, train, devices_of(hardware)).largest)
 
 
 def nearest(run: DeclaredRun, share: float = 1.0) -> list[str]:

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data.read.integer_rows import Layout, RowSpan, divide, list_spans, read_rows
+from data.read.integer_rows import RowFormat, RowSpan, divide, list_spans, read_rows
 from pipeline.errors import InputError
 
 VOCAB, LENGTH = 10, 6
-LAYOUT = Layout(column="ids", mask_column="mask", length=LENGTH, vocab_size=VOCAB, padding=9)
+LAYOUT = RowFormat(column="ids", mask_column="mask", length=LENGTH, vocab_size=VOCAB, padding=9)
 ROWS = st.lists(
     st.lists(st.tuples(st.integers(0, VOCAB - 1), st.booleans()), max_size=LENGTH),
     min_size=1,

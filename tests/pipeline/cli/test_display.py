@@ -14,13 +14,13 @@ from pipeline.events import (
     Failed,
     Finished,
     Hit,
-    Phase,
+    PhaseBegan,
     Progress,
     Queued,
     Retried,
     Retrying,
     RunStarted,
-    Shard,
+    ShardFinished,
     ShardRetried,
     Skipped,
     Started,
@@ -130,7 +130,7 @@ CHANGES = [
     (Finished(2.5, "reused", **_of()), "done by another run"),
     (Retried("its worker died", 1, **_of()), "retrying (1 tries used): its worker"),
     (WaitingForResources("waiting for v6e-16", 720, **_of()), "v6e-16, 12 min"),
-    (Phase("compiling", **_of()), "compiling"),
+    (PhaseBegan("compiling", **_of()), "compiling"),
     (Retrying("gs://b/x", "503", 3, 40, **_of()), "x, 503, attempt 3"),
     (Failed("no such file", **_of()), "FAILED: no such file"),
     (Skipped("tokens failed", **_of()), "skipped: tokens failed"),
@@ -159,7 +159,7 @@ def test_every_change_is_one_plain_line_and_is_in_the_table(event, expected, pla
 def test_what_changes_nothing_is_no_line(plain):
     """Queued steps, finished shards and events of the run itself."""
     display, lines, _ = plain
-    for event in (Queued(**_of()), Shard("a", 1, **_of()), RunStarted()):
+    for event in (Queued(**_of()), ShardFinished("a", 1, **_of()), RunStarted()):
         display(event)
     assert not lines()
 

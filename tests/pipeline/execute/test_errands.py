@@ -17,7 +17,7 @@ from pipeline.execute.driver_store import DriverStore
 from pipeline.execute.errands import PATIENCE_SECONDS
 from pipeline.execute.event_log import EventLog
 from pipeline.execute.executor import Execution
-from pipeline.execute.node_state import Phase, States
+from pipeline.execute.node_state import NodePhase, States
 from pipeline.graph.order import topological
 from pipeline.graph.step import as_node
 from pipeline.plan.state import Selection
@@ -143,11 +143,15 @@ def test_the_unsettled_nodes_are_those_at_work_and_all_their_users(seed):
     states = States(order)
     for _ in range(200):
         state = states[draw.choice(order).key]
-        states.move(state, draw.choice([p for p in Phase if p in node_state._MOVES[state.phase]]))
-        active = {n.key for n in order if states[n.key].phase not in (Phase.IDLE, Phase.FAILED)}
+        states.move(
+            state, draw.choice([p for p in NodePhase if p in node_state._MOVES[state.phase]])
+        )
+        active = {
+            n.key for n in order if states[n.key].phase not in (NodePhase.IDLE, NodePhase.FAILED)
+        }
         unsettled = {key for key, state in states.items() if state.unsettled}
         assert unsettled == states.with_users(active)
-        assert states.candidates.keys() <= states.among(Phase.WAITING).keys()
+        assert states.candidates.keys() <= states.among(NodePhase.WAITING).keys()
 
 
 @pytest.mark.parametrize("jobs", [-1, True, 1.5, "2"])

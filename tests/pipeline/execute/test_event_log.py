@@ -18,11 +18,11 @@ def test_a_listener_that_fails_is_dropped_and_the_others_hear_of_it(tmp_path):
         raise BrokenPipeError("closed")
 
     log = EventLog(str(tmp_path), "r", [closed, seen.append])
-    log.emit(events.Phase("first"))
-    log.emit(events.Phase("second"))
+    log.emit(events.PhaseBegan("first"))
+    log.emit(events.PhaseBegan("second"))
     log.close()
     assert len(calls) == 1
-    assert [type(e).__name__ for e in seen] == ["ListenerLost", "Phase", "Phase"]
+    assert [type(e).__name__ for e in seen] == ["ListenerLost", "PhaseBegan", "PhaseBegan"]
     assert (tmp_path / "events" / "r.jsonl").read_text().count("\n") == 3
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.cli.display import PlainDisplay
-from pipeline.events import Phase
+from pipeline.events import PhaseBegan
 from pipeline.execute.logs import LINES, Screen, capture
 
 PONENTE = Path(sys.executable).parent / "ponente"
@@ -171,7 +171,7 @@ def test_a_line_without_end_is_ended_for_the_display(tmp_path, capsys):
         for _ in range(2):
             sys.stdout.write("begun")
             for text in ("one", "two"):
-                display(Phase(text, step="train"))
+                display(PhaseBegan(text, step="train"))
         sys.stdout.write("begun")
     assert capsys.readouterr().out.splitlines() == [
         *("begun", f"{'train':<16} one", f"{'train':<16} two") * 2,

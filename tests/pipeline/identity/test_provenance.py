@@ -111,7 +111,7 @@ def test_the_driver_collects_once_and_workers_never_ask_git(tmp_path, monkeypatc
     def collect(functions):
         asked.append(1)
         found = real(functions)
-        return provenance.Provenance({**found.record, "git": {"commit": "c"}}, "the diff")
+        return provenance.RunProvenance({**found.record, "git": {"commit": "c"}}, "the diff")
 
     monkeypatch.setattr(provenance, "collect", collect)
     store, wanted = str(tmp_path), total(numbers(count=4))

@@ -14,8 +14,8 @@ from pipeline.store.manifest import Manifest
 from steps.artifacts import Scores
 from steps.pages import charts, page
 from steps.pages import curves as drawing
-from steps.pages.run_record import RunRecord, of_directory
-from training.metrics.goodput import Attempt, Mark, account
+from steps.pages.run_record import TrainingRun, of_directory
+from training.metrics.goodput import AttemptTime, Mark, account
 
 # Of the package, these names are the steps'.
 compare = importlib.import_module("steps.pages.compare")
@@ -23,7 +23,7 @@ report = importlib.import_module("steps.pages.report")
 
 
 def attempt(name, began, first, last, spent, *marks, outcome="running"):
-    return Attempt(
+    return AttemptTime(
         attempt=name,
         began=began,
         buckets=spent,
@@ -86,7 +86,7 @@ def record(name="run", steps=100, scale=1.0, **changes):
         "config": {"train": {"steps": steps, "seed": 0, "optimizer": {"learning_rate": scale}}},
         "entropy": 4.5,
     }
-    return RunRecord(name=name, **{**fields, **changes})
+    return TrainingRun(name=name, **{**fields, **changes})
 
 
 def scores(label, result, **config):
@@ -245,7 +245,7 @@ def test_the_table_of_starts():
 @pytest.mark.slow
 def test_an_attempt_that_was_killed_while_it_compiled_did_no_steps():
     """No restart is drawn for it, and the table gives it no steps."""
-    compiling = Attempt(attempt="m", began=66.0, buckets={"compile": 10.0})
+    compiling = AttemptTime(attempt="m", began=66.0, buckets={"compile": 10.0})
     found = account([ATTEMPTS[0], compiling, ATTEMPTS[1]])
     assert [row[3] for row in report.attempts_table(found)[1:]] == ["0 to 60", "none", "50 to 100"]
     without = report.training_charts(record(), account(ATTEMPTS))

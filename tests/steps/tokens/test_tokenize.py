@@ -21,7 +21,7 @@ from pipeline.store import storage
 from pipeline.store.manifest import load
 from steps.artifacts import Documents, TokenCache, Tokenizer
 from steps.tokens import token_cache as tokenize_documents
-from steps.tokens.token_cache import RowGroup, tokenize, tokenize_shard
+from steps.tokens.token_cache import DocumentGroup, tokenize, tokenize_shard
 from tests.data.token_shards import content_digest
 from tests.data.tokenizer.split_tokenizers import documents as prose
 from tests.data.tokenizer.split_tokenizers import tokenizer_json
@@ -192,7 +192,7 @@ def row_group(tmp_path, texts, **changes):
         "digest": TextTokenizer(tokenizer_json("gpt2")).digest,
         "backend": "auto",
     }
-    return RowGroup(**{**fields, **changes})
+    return DocumentGroup(**{**fields, **changes})
 
 
 def test_texts_that_are_not_utf8_are_refused(tmp_path):

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.store.decode import json_line
-from training.metrics.goodput import LOST, Attempt, Mark, account, fold, in_order, read_attempts
+from training.metrics.goodput import LOST, AttemptTime, Mark, account, fold, in_order, read_attempts
 from training.metrics.metrics_log import NAME, read_log, write_history
 from training.metrics.stopwatch import BUCKETS
 
@@ -65,7 +65,7 @@ def simulate(seed, kills, gaps, damage=0.0):
                         open_seconds = []
             now += 1
         attempts.append(
-            Attempt(
+            AttemptTime(
                 attempt=f"a{index}",
                 began=float(began),
                 buckets=buckets,
@@ -128,7 +128,7 @@ def test_names_of_leases_put_attempts_in_order_whatever_the_clocks_say(run, shuf
 
 ATTEMPTS = st.lists(
     st.builds(
-        lambda began, spent, first, steps: Attempt(
+        lambda began, spent, first, steps: AttemptTime(
             attempt=f"{began}",
             began=began,
             buckets={"init": spent[0], "step": spent[1]},
@@ -158,7 +158,7 @@ def test_clocks_that_contradict_each_other_still_give_an_account_that_adds_up(at
 
 
 def attempt(name, began, step_seconds, first, last, *marks, outcome="running"):
-    return Attempt(
+    return AttemptTime(
         attempt=name,
         began=began,
         buckets={"step": step_seconds},
@@ -227,7 +227,7 @@ def test_what_the_rows_say(tmp_path):
         ("time", {**times(13, {"importing": 1.5}, init=4.0, step=11.0), "outcome": "preempted"}),
     )
     (found,) = read_attempts([directory, str(tmp_path / "none")])
-    assert found == Attempt(
+    assert found == AttemptTime(
         **CONFIG,
         began=997.0,
         buckets={"init": 4.0, "step": 11.0},
@@ -243,7 +243,7 @@ def test_what_the_rows_say(tmp_path):
     write_history(record, [(directory, os.path.getsize(f"{directory}/{NAME}"))], [json_of(found)])
     kinds = [row["kind"] for row in read_log(record)]
     assert kinds == ["step", "attempt"]
-    (again,) = (msgspec.convert(row, Attempt) for row in read_log(record, kinds=["attempt"]))
+    (again,) = (msgspec.convert(row, AttemptTime) for row in read_log(record, kinds=["attempt"]))
     assert again == found
 
 
@@ -272,12 +272,12 @@ def test_attempts_of_a_step_are_in_the_order_of_their_leases():
     """Whatever their machines' clocks said; a million leases are one digit more."""
     names = ["999999-ffffffff", "1000000-00000000", "1000001-aaaaaaaa"]
     found = [
-        Attempt(attempt=name, began=began, buckets={})
+        AttemptTime(attempt=name, began=began, buckets={})
         for began, name in zip((5.0, -100.0, 4.0), names, strict=True)
     ]
     assert in_order(reversed(found)) == found
     unnamed = [
-        Attempt(attempt=name, began=began, buckets={}) for name, began in (("b", 1), ("a", 2))
+        AttemptTime(attempt=name, began=began, buckets={}) for name, began in (("b", 1), ("a", 2))
     ]
     assert in_order(reversed(unnamed)) == unnamed
 

@@ -67,7 +67,7 @@ class Limits:
 
 
 @dataclass
-class Outcome:
+class ProgramResult:
     """The result of a program's commands.
 
     Attributes:
@@ -80,7 +80,9 @@ class Outcome:
     output: str = ""
 
 
-def run(files: Mapping[str, str], commands: Sequence[Sequence[str]], limits: Limits) -> Outcome:
+def run(
+    files: Mapping[str, str], commands: Sequence[Sequence[str]], limits: Limits
+) -> ProgramResult:
     """Run commands in sequence until one does not exit with 0.
 
     Files are texts by name, in the working directory of the commands, whose programs are absolute
@@ -181,7 +183,7 @@ def _limited(limits: Limits) -> list[str]:
     return ["prlimit", *(f"--{name}={limit}" for name, limit in most.items())]
 
 
-def _watch(process: subprocess.Popen[bytes], commands: int, limits: Limits) -> Outcome:
+def _watch(process: subprocess.Popen[bytes], commands: int, limits: Limits) -> ProgramResult:
     """Read output and statuses until the end, or until a limit of the whole sandbox is reached."""
     assert process.stdout is not None
     assert process.stderr is not None
@@ -217,7 +219,7 @@ def _watch(process: subprocess.Popen[bytes], commands: int, limits: Limits) -> O
     ended = [signals.get(each, f"exit {each}") for each in map(int, report.splitlines()[1:])]
     if stopped or ({*ended} <= {"exit 0"} and len(ended) < commands):
         ended.append(stopped or "killed")
-    return Outcome(ended, text)
+    return ProgramResult(ended, text)
 
 
 def _resident(pid: int) -> int:
