@@ -26,12 +26,12 @@ _TPU = {
 }
 # Collectives run on the SparseCores, beside the matmuls, instead of making them wait: without, no
 # collective of an FSDP step overlaps with anything. Fusing them with matmuls instead
-# (`xla_tpu_enable_async_collective_fusion`) hides fewer, and libtpu 0.0.50.1 refuses it on v6e.
+# (`xla_tpu_enable_async_collective_fusion`) hides fewer, and libtpu 0.0.50.1 refuses it but on v5e.
 _SPARSE_CORE = {
     f"xla_tpu_enable_sparse_core_collective_offload_{kind}": "true"
     for kind in ("all_gather", "all_reduce", "reduce_scatter")
 }
-_HAVE_SPARSE_CORES = frozenset({"v6e"})  # of which programs were compiled and read
+_HAVE_SPARSE_CORES = frozenset({"v6e", "v5p"})  # v4's and v5e's programs are the same with them
 
 
 def compiler_options(
