@@ -77,19 +77,20 @@ def _from_part(split: TableSplit, dtype: DTypeLike, part_VE: Array, ids_BP: Arra
         found = jnp.where((local < len(part))[..., None], found, jnp.zeros((), dtype))
         return sum_scatter(found, split.axes, 0, wide=split.wide)
 
-    found = jax.lax.map(rows, _pieces(ids_BP, part))
-    return found.swapaxes(0, 1).reshape(*ids_BP.shape, -1)
+    found = jax.lax.map(rows, _parts(ids_BP, part)).swapaxes(0, 1)
+    return found.reshape(len(ids_BP), -1, part.shape[1])[:, : ids_BP.shape[1]]
 
 
-def _pieces(array: Array, part_VE: Array) -> Array:
-    """[batch, position, ...] -> [piece, batch, position / pieces, ...].
+def _parts(array: Array, part_VE: Array) -> Array:
+    """[batch, position, ...] -> [part, batch, position of a part, ...], the last filled with zeros.
 
     The rows that a group looks up at once are then at most half as many as those of its table.
     """
     batch, position, *rest = array.shape
-    least = min(-(-2 * batch * position // len(part_VE)), position)  # both per device
-    count = next(n for n in range(least, position + 1) if position % n == 0)
-    return array.reshape(batch, count, position // count, *rest).swapaxes(0, 1)
+    count = min(-(-2 * batch * position // len(part_VE)), position)  # both are a device's
+    size = -(-position // count)
+    padding = [(0, 0), (0, count * size - position), *[(0, 0)] * len(rest)]
+    return jnp.pad(array, padding).reshape(batch, count, size, *rest).swapaxes(0, 1)
 
 
 def _local_ids(split: TableSplit, ids_BP: Array, part_VE: Array) -> Array:
@@ -110,16 +111,16 @@ def _add_to_part(
 ) -> tuple[Array, None]:
     part_VE, ids_BP = residuals  # only the part's shape and dtype are used
 
-    def add(total: Array, piece: tuple[Array, Array]) -> tuple[Array, None]:
-        ids_BP, rows_bar = piece
+    def add(total: Array, one: tuple[Array, Array]) -> tuple[Array, None]:
+        ids_BP, rows_bar = one
         bar = jax.lax.all_gather(rows_bar, split.axes, axis=0, tiled=True)
         local = _local_ids(split, ids_BP, part_VE)
         mine = jnp.where((local < len(part_VE))[..., None], bar.astype(jnp.float32), 0.0)
         return total.at[jnp.minimum(local, len(part_VE) - 1)].add(mine), None
 
     zero = jnp.zeros(part_VE.shape, jnp.float32)
-    pieces = _pieces(ids_BP, part_VE), _pieces(rows_bar, part_VE)
-    return jax.lax.scan(add, zero, pieces)[0].astype(part_VE.dtype), None
+    parts = _parts(ids_BP, part_VE), _parts(rows_bar, part_VE)
+    return jax.lax.scan(add, zero, parts)[0].astype(part_VE.dtype), None
 
 
 _from_part.defvjp(_look_up_part, _add_to_part)

@@ -164,7 +164,9 @@ def candidates(run: DeclaredRun, batches: Sequence[int] = ()) -> Iterator[Candid
     for model, batch, parts, (sequence, tensor), sharding in found:
         if batch % parts:
             continue
-        parallel = replace(train.parallel, sharding=sharding, sequence=sequence, tensor=tensor)
+        parallel = replace(
+            train.parallel, sharding=sharding, sequence=sequence, tensor=tensor, reduce="auto"
+        )
         tried = replace(train, batch_size=batch, microbatches=parts, parallel=parallel)
         if not _divides(model, tried, run.hardware):
             continue

@@ -144,10 +144,11 @@ class Parallelism:
         sums: dtype in which gradients of tables are summed over devices: "compute" (the compute
             dtype, on a CPU float32) or "float32", which sends twice the bytes. Each device adds up
             its own tokens and microbatches in float32 in any case.
-        reduce: how often devices add up their gradients: each "microbatch", once a "step" (every
-            device then holds a whole float32 gradient, and the sum is float32; not with "fsdp", nor
-            where devices share a sequence or matrices) or "auto": once a step if it fits, but each
-            microbatch in one slice of TPUs, where that is hidden behind matmuls.
+        reduce: how often devices add up the gradients of several microbatches: of each
+            "microbatch", once a "step" (every device then holds a whole float32 gradient, and the
+            sum is float32; not with "fsdp", nor where devices share a sequence or matrices) or
+            "auto": once a step if it fits, but of each microbatch in one slice of TPUs, where that
+            is hidden behind matmuls.
     """
 
     sharding: Sharding = "auto"
@@ -161,7 +162,7 @@ class Parallelism:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if self.reduce == "step" and self.sharding != "auto" and not self.reduces_once:
+        if self.reduce == "step" and self.sharding != "auto" and not self.can_reduce_once:
             raise InputError(
                 'Parallelism.reduce: "step" needs devices that can each hold a whole gradient of '
                 'their own sequences: sharding "replicated" or "zero1", sequence 1, tensor 1 and '
@@ -169,11 +170,11 @@ class Parallelism:
             )
 
     @property
-    def reduces_once(self) -> bool:
-        """Whether devices may add up their gradients once a step, see `reduce`."""
+    def can_reduce_once(self) -> bool:
+        """Whether each device may hold a whole gradient of its own sequences, see `reduce`."""
         rules, whole = self.rules, self.sequence == self.tensor == 1
         alone = whole and {*rules.axes("batch")} == {DATA, FSDP} and not rules.splits_tables
-        return alone and self.sharding in ("replicated", "zero1") and self.reduce != "microbatch"
+        return alone and self.sharding in ("replicated", "zero1")
 
     @property
     def splits_state(self) -> bool:

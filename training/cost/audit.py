@@ -32,13 +32,13 @@ LARGE_COPY = 4 * 2**20
 TERMS = 256
 """A bfloat16 sum of equal terms stops growing there: it has 8 bits."""
 PADDED = 1.25
-"""Executed FLOPs of a product / those that it needs."""
+"""Executed FLOPs of a matmul / those that it needs."""
 
 WAITS, NARROW, PADS, TWICE = "waits", "sums below float32", "pads", "computes twice"
 COPIES, KEEPS, HOST = "copies", "keeps an argument", "moves to or from the host"
 CURES = {
-    WAITS: 'fewer microbatches; Parallelism.sharding "zero1", which gathers once a step',
-    NARROW: 'Parallelism.sums "float32"; Parallelism.reduce "step"; compute_dtype "float32"',
+    WAITS: 'fewer microbatches, or Parallelism.reduce "step"; sharding "zero1" gathers once a step',
+    NARROW: 'Parallelism.sums "float32"; compute_dtype "float32"',
     PADS: "head_size, mlp, embed and vocab_multiple of 256; less Parallelism.tensor",
     TWICE: "a remat that keeps its result; more microbatches or devices make room",
     COPIES: "none for sure: attention, unroll and remat change the compiler's layouts",
@@ -55,7 +55,7 @@ class Flaw:
         kind: a key of `CURES`.
         what: the operation, with the end of its name in the traced program.
         times: executions in a step.
-        bytes: moved or kept by all of them; 0 for products and sums.
+        bytes: moved or kept by all of them; 0 for matmuls and sums.
         seconds: predicted, of all of them, if nothing hides them; 0 for kernels and sums.
     """
 
@@ -93,41 +93,61 @@ def audit(text: str, chip: Chip) -> tuple[Flaw, ...]:
 def _of_instructions(module: Module, chip: Chip) -> Iterator[Flaw]:
     seen = _hidden(module)
     for visit in walk(module):
-        each, times = visit.instruction, visit.times
-        size = sum(array.bytes for array in each.arrays)
+        each = visit.instruction
         # A fused collective stands in its start, its end and every part.
         if (kind := collective_kind(each)) and (channel := _channel(each)) not in seen:
             seen.add(channel)
-            moved = bytes_moved(each, visit.computation)
-            if moved >= LARGE:
-                seconds = times * _link(kind, moved, chip)
-                yield Flaw(WAITS, *_event(visit, kind), times * moved, seconds)
-        if _is_narrow(module, visit):
-            yield Flaw(NARROW, *_event(visit, f"{each.opcode} in {each.arrays[0].dtype}"), 0, 0.0)
+            yield from _wait(visit, kind, chip)
+        if dtype := _narrow(module, visit):
+            yield Flaw(NARROW, *_event(visit, f"{each.opcode} in {dtype}"), 0, 0.0)
         if each.opcode in ("dot", "convolution"):
-            flops, executed = _product(visit, chip)
-            seconds = times * flops / (chip.peak * rates(chip).matmul)
-            if executed > PADDED * flops:
-                more = seconds * (executed / flops - 1)
-                yield Flaw(PADS, *_event(visit, f"{executed / flops:.1f} x of a product"), 0, more)
-            if _again(each):
-                yield Flaw(TWICE, *_event(visit, "a product"), 0, seconds)
+            yield from _matmul(visit, chip)
         elif each.opcode == "custom-call" and "tpu_custom_call" in each.text and _again(each):
             yield Flaw(TWICE, *_event(visit, "a kernel"), 0, 0.0)
-        elif visit.fusion is None and size >= LARGE_COPY and _is_copy(module, each):
-            seconds = 2 * size * times / chip.bandwidth
-            yield Flaw(COPIES, *_event(visit, each.opcode), size * times, seconds)
-        if visit.fusion is None and each.opcode == "copy-start" and _crosses(visit):
-            size = max(array.bytes for array in each.arrays)
-            yield Flaw(HOST, *_event(visit, "copy"), size * times, size * times / HOST_LINK)
+        elif visit.fusion is None:
+            yield from _moves(module, visit, chip)
+
+
+def _wait(visit: Visit, kind: str, chip: Chip) -> Iterator[Flaw]:
+    moved = bytes_moved(visit.instruction, visit.computation)
+    if moved >= LARGE:
+        seconds = visit.times * _link(kind, moved, chip)
+        yield Flaw(WAITS, *_event(visit, kind), visit.times * moved, seconds)
+
+
+def _matmul(visit: Visit, chip: Chip) -> Iterator[Flaw]:
+    sizes = _sizes(visit)
+    if sizes is None:
+        return
+    flops, executed = _flops(*sizes, side=256 if chip.name == "v6e" else 128)
+    seconds = visit.times * flops / (chip.peak * rates(chip).matmul)
+    if executed > PADDED * flops:
+        ratio = executed / flops
+        more = seconds * (ratio - 1)
+        yield Flaw(PADS, *_event(visit, f"{ratio:.1f} x of a matmul"), 0, more)
+    if _again(visit.instruction):
+        yield Flaw(TWICE, *_event(visit, "a matmul"), 0, seconds)
+
+
+def _moves(module: Module, visit: Visit, chip: Chip) -> Iterator[Flaw]:
+    """A large copy in the chip's memory, or one from or to the host's."""
+    each, times = visit.instruction, visit.times
+    size = sum(array.bytes for array in each.arrays)
+    if size >= LARGE_COPY and _is_copy(module, each):
+        yield Flaw(
+            COPIES, *_event(visit, each.opcode), size * times, 2 * size * times / chip.bandwidth
+        )
+    if each.opcode == "copy-start" and _crosses(visit):
+        size = times * max(array.bytes for array in each.arrays)
+        yield Flaw(HOST, *_event(visit, "copy"), size, size / HOST_LINK)
 
 
 def _event(visit: Visit, what: str) -> tuple[str, int]:
     """A line's text, and the times that it happens."""
     parts = re.sub(r"\w+\(|\)", "", visit.instruction.op_name).split("/")
-    told = [part for part in parts if re.search("[a-z]", part) and part not in _PLUMBING]
+    named = [part for part in parts if re.search("[a-z]", part) and part not in _PLUMBING]
     inside = ["layers"] if any("layers" in loop for loop in visit.loops) else []
-    place = "/".join([*inside, *told[-2:]])
+    place = "/".join([*inside, *named[-2:]])
     return f"{what} ({place[:70]})" if place else what, visit.times
 
 
@@ -145,9 +165,8 @@ def _hidden(module: Module) -> set[str]:
         every = list(computation.instructions.values())
         for place, each in enumerate(every):
             fused = computation.name.startswith("async_collective_fusion")
-            if not fused and not (
-                each.opcode.endswith("-start") and _works_beside(every[place + 1 :], each)
-            ):
+            starts = each.opcode == "send" or each.opcode.endswith("-start")
+            if not fused and not (starts and _works_beside(every[place + 1 :], each)):
                 continue
             called = module.computations.get(
                 str(each.attribute("to_apply") or each.attribute("calls"))
@@ -178,60 +197,73 @@ def _link(kind: str, moved: int, chip: Chip) -> float:
     return twice * moved / (chip.link * chip.links)
 
 
-def _is_narrow(module: Module, visit: Visit) -> bool:
-    """Whether many numbers of less than 32 bits are added up in their own type."""
+def _narrow(module: Module, visit: Visit) -> str:
+    """The type of less than 32 bits in which many numbers are added up; empty where none is."""
     each = visit.instruction
-    if each.opcode not in ("reduce", "scatter", "reduce-window", "all-reduce", "reduce-scatter"):
-        return False
-    if not any(array.dtype in ("bf16", "f16") for array in each.arrays):
-        return False
+    opcode = each.opcode.removesuffix("-start")
+    types = [array.dtype for array in each.arrays if array.dtype in ("bf16", "f16")]
     added = module.computations.get(str(each.attribute("to_apply")))
-    if added is None or "add" not in added.root.opcode:
-        return False
-    operands = visit.computation.operands(each)
-    size = sum(array.size for array in each.arrays)
-    if each.opcode in ("all-reduce", "reduce-scatter"):
-        group = re.search(r"replica_groups=\{\{([\d,]*)\}", each.text)
-        return group is not None and len(group[1].split(",")) > TERMS
-    if each.opcode == "reduce":
-        return operands[0] != () and operands[0][0].size > TERMS * size / len(each.arrays)
-    return True  # how often a row is added to is known by the ids alone
+    if not types or added is None or "add" not in added.root.opcode:
+        return ""
+    terms = 0.0
+    if opcode in ("all-reduce", "reduce-scatter"):
+        listed = re.search(r"replica_groups=\{\{([\d,]*)\}", each.text)
+        counted = re.search(r"replica_groups=\[\d+,(\d+)\]", each.text)
+        terms = int(counted[1]) if counted else len(listed[1].split(",")) if listed else 0
+    elif opcode == "reduce" and (operands := visit.computation.operands(each)) and operands[0]:
+        terms = operands[0][0].size / max(each.arrays[0].size, 1)
+    elif opcode == "reduce-window" and (window := re.search(r"window=\{size=([\dx]+)", each.text)):
+        terms = math.prod(int(side) for side in window[1].split("x"))
+    elif opcode == "scatter":
+        terms = math.inf  # how often a row is added to is known by the ids alone
+    return types[0] if terms > TERMS else ""
 
 
-def _product(visit: Visit, chip: Chip) -> tuple[float, float]:
-    """(FLOPs, FLOPs with the axes padded to the matrix unit's tile) of one dot or convolution.
+def _sizes(visit: Visit) -> tuple[int, int, int, int] | None:
+    """Batch, rows, columns and contracted numbers of a dot or convolution; None if not readable.
 
-    The unit holds a tile of one operand, contracted by columns, and streams the other by rows of 8;
-    the better of the two ways counts.
+    libtpu writes most matmuls as convolutions. A spatial axis is contracted too, or, where padding
+    or dilation keep its parts apart, a batch.
     """
-    each, side = visit.instruction, 256 if chip.name == "v6e" else 128
-    operands = visit.computation.operands(each)
-    if not operands or not operands[0] or not operands[-1]:
-        return 0.0, 0.0
+    each, operands = visit.instruction, visit.computation.operands(visit.instruction)
+    if len(operands) < 2 or not operands[0] or not operands[1]:
+        return None
     left, right = operands[0][0].dimensions, operands[1][0].dimensions
     if each.opcode == "dot":
         contracted = math.prod(left[axis] for axis in each.numbers("lhs_contracting_dims"))
         batch = math.prod(left[axis] for axis in each.numbers("lhs_batch_dims"))
-        rows = math.prod(left) // max(contracted * batch, 1)
         columns = math.prod(right) // max(contracted * batch, 1)
     else:
         labels = re.search(r"dim_labels=(\w+)_(\w+)->", each.text)
-        assert labels is not None, f"a convolution without dim_labels: {each.text:.200}"
-        contracted = left[labels[1].index("f")]
-        for axis in re.findall(r"\d", labels[1]):  # either contracted, or a batch by padding
-            contracted *= min(left[labels[1].index(axis)], right[labels[2].index(axis)])
+        if labels is None:
+            return None
+        contracted, batch = left[labels[1].index("f")], 1
         columns = right[labels[2].index("o")]
-        rows, batch = each.arrays[0].size // max(columns, 1), 1
-    flops = 2.0 * batch * rows * columns * contracted
-    if not flops:
-        return 0.0, 0.0
+        for axis in re.findall(r"\d", labels[1]):
+            shared = min(left[labels[1].index(axis)], right[labels[2].index(axis)])
+            if "lhs_dilate" in each.text or "rhs_dilate" in each.text:
+                batch *= shared
+            else:
+                contracted *= shared
+    found = batch, each.arrays[0].size // max(columns * batch, 1), columns, contracted
+    return found if all(found) else None
+
+
+def _flops(
+    batch: int, rows: int, columns: int, contracted: int, *, side: int
+) -> tuple[float, float]:
+    """(FLOPs, FLOPs with the axes padded to the matrix unit's tile).
+
+    The unit holds a tile of one operand, contracted by columns, and streams the other by rows of 8;
+    the better of the two ways counts.
+    """
 
     def padded(size: int, tile: int) -> int:
         return tile * math.ceil(size / tile)
 
     held = padded(contracted, side)
     best = min(padded(rows, 8) * padded(columns, side), padded(rows, side) * padded(columns, 8))
-    return flops, 2.0 * batch * held * best
+    return 2.0 * batch * rows * columns * contracted, 2.0 * batch * held * best
 
 
 def _again(each: Instruction) -> bool:

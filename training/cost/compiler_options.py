@@ -32,6 +32,11 @@ _SPARSE_CORE = {
     for kind in ("all_gather", "all_reduce", "reduce_scatter")
 }
 _HAVE_SPARSE_CORES = frozenset({"v6e", "v5p"})  # v4's and v5e's programs are the same with them
+_GPUS = {
+    # Each process chooses its kernels. With shared choices, one that cannot read a kept program and
+    # compiles would wait for those of processes that read it.
+    "xla_gpu_shard_autotuning": "false",
+}
 
 
 def compiler_options(
@@ -41,6 +46,8 @@ def compiler_options(
     found = dict(_TPU) if platform == "tpu" else {}
     if devices > 1 and chip in _HAVE_SPARSE_CORES:
         found |= _SPARSE_CORE
+    if devices > 1 and platform == "gpu":
+        found |= _GPUS
     found |= dict(changed)
     as_bool = {"true": True, "false": False}  # as words, only TPUs' compiler takes them
     return {name: as_bool.get(v, v) for name, v in found.items() if v != DEFAULT}

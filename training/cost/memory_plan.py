@@ -114,7 +114,7 @@ def resolve(
 ) -> tuple[TrainConfig, str]:
     """`train`, of one batch phase, without "auto", and a sentence with the reason.
 
-    Chooses the cheapest combination that fits; recomputed FLOPs, a sharded state, and the products
+    Chooses the cheapest combination that fits; recomputed FLOPs, a sharded state, and the matmuls
     of Muon on one device have a cost. If none fits, it offloads the optimizer state, which moves
     once a step; then residuals, which move in every layer of every microbatch; then both. If still
     none fits, it chooses the smallest. A device of unknown memory is assumed to have enough.
@@ -155,9 +155,14 @@ def resolve(
 
 def _reductions(parallel: Parallelism) -> list[Parallelism]:
     """`parallel` with each way to reduce gradients that it allows."""
-    ways = ("step", "microbatch") if parallel.reduces_once else ("microbatch",)
-    ways = ways if parallel.reduce == "auto" else (parallel.reduce,)
-    return [dataclasses.replace(parallel, reduce=each) for each in ways]
+    ways: tuple[Literal["step", "microbatch"], ...] = ("microbatch",)
+    if parallel.can_reduce_once:
+        ways = ("step", "microbatch")
+    return [
+        dataclasses.replace(parallel, reduce=each)
+        for each in ways
+        if parallel.reduce in ("auto", each)
+    ]
 
 
 def _remats(model: TransformerConfig, train: TrainConfig) -> list[str]:

@@ -9,7 +9,7 @@ each doubling of the chips adds a time to every step. The larger of two overlapp
 4-norm of both, a smooth maximum. Imports no JAX.
 
 The free parameters (`rates`) were fitted on 2026-11-26 by `python -m tests.bench.predictions` to
-152 published rows of 9 sources; docs/predictions.md has every row with its error.
+152 published rows of 8 sources; docs/predictions.md has every row with its error.
 """
 
 from __future__ import annotations
@@ -158,9 +158,11 @@ def forecast(run: ResolvedPhase, chip: Chip) -> Forecast:
         on_host=train.parallel.optimizer_memory == "host",
         reduces_once=train.parallel.reduce == "step",
     )
-    slower = SLOWER.get(run.backend.backend, 1.0)
     counted = work(job, chip)
-    found = times(replace(counted, scores=slower * counted.scores), chip, rates(chip))
+    if chip.name not in TPUS and (slower := SLOWER.get(run.backend.backend)):
+        scores, flops = slower * counted.scores, slower * counted.score_flops
+        counted = replace(counted, scores=scores, score_flops=flops)
+    found = times(counted, chip, rates(chip))
     causal, full = (
         job.tokens * training_flops_per_token(model, train.sequence_length, causal=causal)
         for causal in (True, False)

@@ -209,7 +209,8 @@ def _state_traffic(job: StepShape, chip: Chip) -> tuple[float, float]:
     """(bytes inside the slice or host, bytes that leave it) of parameters and gradients.
 
     Collectives are rings over n chips: an all-gather or reduce-scatter moves (n - 1) / n of the
-    array per chip, an all-reduce twice that. Gradients are summed over the chips once a step or
+    array per chip, an all-reduce twice that. Gradients count as float32, which sums of a microbatch
+    rarely are: their bytes are a bound. They are summed over the chips once a step or
     every microbatch: libtpu reports 111, 222 and 415 MB for 1, 2 and 4 microbatches on v6e-16. With
     several slices, each chip sends its share of the gradients to the others as often, with every
     sharding: a quarter on two v6e-4. Muon's all-to-alls, to whole matrices and back, move (n - 1) /

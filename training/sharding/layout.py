@@ -151,7 +151,7 @@ class Layout:
         )
 
     def alone(self, backend: str, **options: Any) -> Forward:
-        """The same for code of one device, as in `sum_once`."""
+        """A forward pass without a mesh, for code that `shard_map` runs on each device."""
         return Forward(backend=backend, features_first=self.platform == "tpu", **options)
 
     def sum_once(
@@ -173,7 +173,7 @@ class Layout:
 
         sums, parts = jax.shard_map(
             one_device,
-            mesh=self.mesh,
+            mesh=self.mesh.abstract_mesh,
             in_specs=(PartitionSpec(), self.microbatch.spec),
             out_specs=(PartitionSpec(), at_rest),
             check_vma=False,

@@ -9,6 +9,7 @@ hold the same parts (of copies of the state, and of a sequence) repeat the work.
 from __future__ import annotations
 
 import functools
+import math
 from collections import defaultdict
 from typing import Any
 
@@ -48,11 +49,13 @@ def orthogonalize(tree: Any, steps: int, dtype: DTypeLike, layout: Layout | None
     specs = [PartitionSpec()] * len(turned)
     if layout:
         specs = [x.array.spec for x in layout.shardings(turned, layout.rules.optimizer_state)]
-    stacks = defaultdict(list)  # by columns, and by the mesh axes that divide rows and columns
+    # (columns, mesh axes that divide rows, those that divide columns) -> places in `turned`
+    stacks: dict[tuple[int, tuple[str, ...], tuple[str, ...]], list[int]] = defaultdict(list)
     for i, (x, spec) in enumerate(zip(turned, specs, strict=True)):
-        stacks[np.prod(x.array.shape[2:]), _axes(spec[1:2]), _axes(spec[2:])].append(i)
+        stacks[math.prod(x.array.shape[2:]), _axes(spec[1:2]), _axes(spec[2:])].append(i)
 
     def run(arrays: list[jax.Array]) -> list[jax.Array]:
+        """On one device: its parts of the arrays [layer, row, column...]."""
         found = list(arrays)
         for (_, *split), members in stacks.items():
             own = [arrays[i] for i in members]

@@ -293,7 +293,7 @@ def compiled_facts(run: DeclaredRun, show: Callable[[str], None]) -> Facts:
 
 
 def _audited(findings: list[Flaw]) -> list[str]:
-    """The worst findings in the compiled program, and what cures each kind; nothing is hidden."""
+    """The worst `_SHOWN` findings in the compiled program, and what cures each kind."""
     if not findings:
         return ["program     the audit of the compiled step finds nothing"]
     shown = findings[:_SHOWN]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -90,6 +91,15 @@ def test_candidates_divide_and_say_what_they_change(declared):
         assert model.matmul_parameters == declared.model.matmul_parameters
         alike = (model == declared.model, train.batch_size == declared.train.batch_size)
         assert alike == (candidate.changes != MODEL, train.batch_size == 128)
+
+
+def test_a_run_that_reduces_once_is_compared_with_those_that_cannot(declared):
+    """`reduce` is "auto" in every candidate; sharding "fsdp" would refuse "step"."""
+    parallel = replace(declared.train.parallel, sharding="zero1", reduce="step")
+    given = replace(declared, train=replace(declared.train, parallel=parallel))
+    usual, tried = (list(candidates(run, (64,))) for run in (declared, given))
+    assert len(tried) == len(usual)
+    assert {each.train.parallel.reduce for each in tried} == {"auto"}
 
 
 @pytest.mark.slow

@@ -85,6 +85,9 @@ print(json.dumps({
         array(4096, dtype="int32"), array(4096, 1024, dtype="float32"),
     ),
     "pads": audited(product, array(4096, 64), array(64, 4096)),
+    "batched": audited(
+        lambda a, b: jnp.einsum("bmk,bkn->bmn", a, b), array(64, 512, 64), array(64, 64, 512)
+    ),
     "twice": audited(twice, array(1024, 1024), array(1024, 1024)),
     "copies": audited(lambda x: x.T.reshape(4, 512, 2048) + 0, large),
     "keeps": audited(lambda x: x + 1, large),
@@ -108,7 +111,7 @@ def found():
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def told(program):
+def by_kind(program):
     """Kind -> (what, times, bytes, seconds) of a program's findings but for arguments kept."""
     kinds = {each["kind"]: each for each in found()[program] if each["kind"] != KEEPS}
     return {kind: (e["what"], e["times"], e["bytes"], e["seconds"]) for kind, e in kinds.items()}
@@ -119,37 +122,100 @@ MIB = 2**20
 
 def test_a_collective_that_nothing_hides_is_a_wait():
     """8 MiB over four links of 90 GB/s; on the SparseCores, beside products, it is none."""
-    ((what, times, size, seconds),) = told("waits").values()
+    ((what, times, size, seconds),) = by_kind("waits").values()
     assert (what, times, size) == ("all-gather (gathered/all_gather)", 1, 8 * MIB)
     assert seconds == pytest.approx(8 * MIB / 360e9)
-    assert set(told("waits")) == {WAITS}
-    assert told("hidden") == {}
+    assert set(by_kind("waits")) == {WAITS}
+    assert by_kind("hidden") == {}
 
 
 def test_a_sum_of_bfloat16_is_found():
     """Rows that are added up in a bfloat16 table; in a float32 one nothing is said."""
-    assert told("narrow") == {NARROW: ("scatter in bf16 (summed/scatter-add)", 1, 0, 0.0)}
-    assert told("wide") == {}
+    assert by_kind("narrow") == {NARROW: ("scatter in bf16 (summed/scatter-add)", 1, 0, 0.0)}
+    assert by_kind("wide") == {}
 
 
 def test_a_product_smaller_than_the_matrix_unit_is_found():
     """64 contracted numbers fill a quarter of the unit: three quarters of the time are padding."""
     needed = 2 * 4096 * 4096 * 64 / (918e12 * MATMUL["v6e"])
-    (what, times, _, seconds) = told("pads")[PADS]
-    assert (what, times) == ("4.0 x of a product (product/dot_general)", 1)
+    (what, times, _, seconds) = by_kind("pads")[PADS]
+    assert (what, times) == ("4.0 x of a matmul (product/dot_general)", 1)
     assert seconds == pytest.approx(3 * needed)
 
 
 def test_a_product_that_is_computed_twice_is_found():
     needed = 2 * 1024**3 / (918e12 * MATMUL["v6e"])
-    (what, times, _, seconds) = told("twice")[TWICE]
-    assert (what, times) == ("a product (rematted_computation/dot_general)", 1)
+    (what, times, _, seconds) = by_kind("twice")[TWICE]
+    assert (what, times) == ("a matmul (rematted_computation/dot_general)", 1)
     assert seconds == pytest.approx(needed)
+
+
+def test_the_parts_of_a_batch_are_matmuls_of_their_own():
+    """64 of them that contract over 64 numbers, which libtpu writes as one convolution."""
+    needed = 64 * 2 * 512 * 64 * 512 / (918e12 * MATMUL["v6e"])
+    (what, times, _, seconds) = by_kind("batched")[PADS]
+    assert (what, times) == ("4.0 x of a matmul (bmk,bkn->bmn/dot_general)", 1)
+    assert seconds == pytest.approx(3 * needed)
+
+
+SUM = """\
+%add (a: bf16[], b: bf16[]) -> bf16[] {{
+  %a = bf16[] parameter(0)
+  %b = bf16[] parameter(1)
+  ROOT %s = bf16[] add(%a, %b)
+}}
+
+ENTRY %main (p: bf16[1024,1024]) -> bf16[1024,1024] {{
+  %p = bf16[1024,1024]{{1,0}} parameter(0)
+  %s = bf16[1024,1024]{{1,0}} all-reduce-start(%p), channel_id=1, replica_groups={groups}, \
+to_apply=%add
+  %w = bf16[1024,1024]{{1,0}} fusion(%p), kind=kLoop, calls=%add
+  ROOT %d = bf16[1024,1024]{{1,0}} all-reduce-done(%s)
+}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("groups", "narrow"),
+    [
+        ("[1,512]<=[512]", True),
+        ("{{" + ",".join(map(str, range(300))) + "}}", True),
+        ("[4,128]<=[512]", False),
+        ("{{0,1},{2,3}}", False),
+    ],
+)
+def test_a_bfloat16_sum_over_many_devices_is_found(groups, narrow):
+    """Beside work too, however the devices are written; up to 256 of them nothing is said."""
+    flaws = audit(SUM.format(groups=groups), TPUS["v6e"])
+    assert [each.kind for each in flaws] == [NARROW] * narrow
+
+
+SENT = """\
+ENTRY %main (p: f32[1024,1024]) -> f32[1024,1024] {{
+  %p = f32[1024,1024]{{1,0}} parameter(0)
+  %t = token[] after-all()
+  %s = (f32[1024,1024]{{1,0}}, u32[], token[]) send(%p, %t), channel_id=1, \
+frontend_attributes={{_xla_megascale_transfer_type="ALL_REDUCE"}}
+  {work}
+  %d = token[] send-done(%s), channel_id=1
+  ROOT %r = f32[1024,1024]{{1,0}} bitcast(%p)
+}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("work", "kinds"),
+    [("", [WAITS]), ("%w = f32[1024,1024]{1,0} convolution(%p, %p)", [])],
+)
+def test_a_transfer_between_slices_is_a_wait_unless_work_hides_it(work, kinds):
+    """From its send to the end of it. A convolution that cannot be read is passed over."""
+    flaws = audit(SENT.format(work=work), TPUS["v6e"])
+    assert [each.kind for each in flaws if each.kind != KEEPS] == kinds
 
 
 def test_copies_are_found():
     """A transpose of 16 MiB, read and written."""
-    (_, times, size, seconds) = told("copies")[COPIES]
+    (_, times, size, seconds) = by_kind("copies")[COPIES]
     assert (times, size) == (1, 16 * MIB)
     assert seconds == pytest.approx(2 * 16 * MIB / 1600e9)
 
@@ -161,7 +227,7 @@ def test_an_argument_that_is_not_donated_is_found():
 
 
 def test_a_transfer_from_the_host_is_found():
-    (_, times, size, seconds) = told("host")[HOST]
+    (_, times, size, seconds) = by_kind("host")[HOST]
     assert (times, size) == (1, 16 * MIB)
     assert seconds == pytest.approx(16 * MIB / 16e9)
 

@@ -17,7 +17,8 @@ OFFLOAD = "xla_tpu_enable_sparse_core_collective_offload_all_gather"
         ("tpu", "v6e", 1, False, 3),  # nothing to communicate
         ("tpu", "v5p", 16, True, 6),
         ("tpu", "v5e", 16, False, 3),  # which has no SparseCores
-        ("gpu", "h100", 8, False, 0),
+        ("gpu", "h100", 8, False, 1),
+        ("gpu", "h100", 1, False, 0),
         ("cpu", "", 8, False, 0),
     ],
 )

@@ -90,6 +90,10 @@ MESHES = {
     "data2-fsdp2-micro2": (4, {"parallel": tiny.split(2), "microbatches": 2}),
     "data2-zero1-2-micro2": (4, {"parallel": tiny.split(2, "zero1"), "microbatches": 2}),
     "data2-zero1-2-micro2-each": (4, {"parallel": EACH, "microbatches": 2}),
+    "documents-micro2": (
+        4,
+        {"parallel": tiny.split(2, "zero1"), "microbatches": 2, "separate_documents": True},
+    ),
     "replicated-micro2": (4, {"parallel": Parallelism(sharding="replicated"), "microbatches": 2}),
     "zero1-tensor2": (
         *(4, {"parallel": Parallelism(sharding="zero1", tensor=2), "remat": "matmuls"}),
@@ -111,8 +115,9 @@ def test_a_mesh_computes_what_one_device_does(devices, changes):
     losses to 1e-5."""
     batches = [tiny.random_tokens(i) for i in range(6)]
     runs = []
+    documents = changes.get("separate_documents", False)
     for program in (
-        tiny.program(model=tiny.FOUR_WAYS),
+        tiny.program(model=tiny.FOUR_WAYS, separate_documents=documents),
         tiny.program(devices, model=tiny.FOUR_WAYS, **changes),
     ):
         state, _ = run(program, batches[:1])

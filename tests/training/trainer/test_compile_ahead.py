@@ -1,7 +1,12 @@
 """A program that an earlier attempt compiled is loaded; a damaged one is compiled again."""
 
 import dataclasses
+import importlib.util
 import json
+import os
+import shutil
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -124,3 +129,57 @@ def test_a_killed_run_resumes_without_compiling(data, tmp_path, no_shared_cache)
     report = json.loads((tmp_path / "killed" / "report-0.json").read_text())
     assert report["compilations"] == 0
     assert [row["step"] for row in got["rows"]] == list(range(1, 11))
+
+
+LOWER = """
+import hashlib
+from training.preflight import describe
+devices = describe("v6e-4")
+from models.attention import splash
+from models.jax_numerics import fixed_numerics
+from models.shape.config import TransformerConfig
+from training.config import OptimizerConfig, Parallelism, TrainConfig
+from training.step.program import build_program
+
+model = TransformerConfig(
+    vocab_size=512, layers=2, embed=128, heads=1, kv_heads=1, head_size=128, mlp=256
+)
+train = TrainConfig(
+    steps=9, batch_size=4, sequence_length=256, parallel=Parallelism(sharding="fsdp")
+)
+with fixed_numerics():
+    program = build_program(model, OptimizerConfig(), train, devices, eos_id=0)
+    module = program.lower().compiler_ir().operation
+text = module.get_asm(enable_debug_info=True)
+assert "tpu_custom_call" in text, "the kernel is in it"
+print(splash.__file__, hashlib.sha256(text.encode()).hexdigest())
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="needs libtpu")
+def test_a_step_for_tpus_does_not_know_where_its_code_lies(tmp_path):
+    """Here, and in another folder on other lines: one text with its places, so one key of JAX's
+    cache. A Ray session unpacks the code into a folder of its own."""
+    here, there = Path(__file__).parents[3], tmp_path / "session" / "unpacked"
+    for name in ("data", "models", "pipeline", "training"):
+        shutil.copytree(here / name, there / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for path in there.rglob("*.py"):
+        text = path.read_text()
+        later = text.replace("from __future__", "# another line\n# and one\nfrom __future__", 1)
+        path.write_text(later)
+    found = [
+        subprocess.run(
+            [sys.executable, "-c", LOWER],
+            env={**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(folder)},
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.split()
+        for folder in (here, there)
+    ]
+    (one, first), (other, second) = found
+    assert one.startswith(str(here))
+    assert other.startswith(str(there))
+    assert first == second
