@@ -29,7 +29,7 @@ _TPU = {
 # (`xla_tpu_enable_async_collective_fusion`) hides fewer, and libtpu 0.0.50.1 refuses it but on v5e.
 _SPARSE_CORE = {
     f"xla_tpu_enable_sparse_core_collective_offload_{kind}": "true"
-    for kind in ("all_gather", "all_reduce", "reduce_scatter")
+    for kind in ("all_gather", "2d_all_gather", "3d_all_gather", "all_reduce", "reduce_scatter")
 }
 _HAVE_SPARSE_CORES = frozenset({"v6e", "v5p"})  # v4's and v5e's programs are the same with them
 _GPUS = {

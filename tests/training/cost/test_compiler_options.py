@@ -13,9 +13,9 @@ OFFLOAD = "xla_tpu_enable_sparse_core_collective_offload_all_gather"
 @pytest.mark.parametrize(
     ("platform", "chip", "devices", "offloads", "count"),
     [
-        ("tpu", "v6e", 16, True, 6),
+        ("tpu", "v6e", 16, True, 8),
         ("tpu", "v6e", 1, False, 3),  # nothing to communicate
-        ("tpu", "v5p", 16, True, 6),
+        ("tpu", "v5p", 16, True, 8),
         ("tpu", "v5e", 16, False, 3),  # which has no SparseCores
         ("gpu", "h100", 8, False, 1),
         ("gpu", "h100", 1, False, 0),
