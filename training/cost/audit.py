@@ -24,6 +24,7 @@ from training.cost.hlo import (
     walk,
 )
 from training.cost.step_time import HOST_LINK, NETWORK, rates
+from training.cost.step_work import tile_of
 
 LARGE = 2**20
 """Bytes of a collective that is worth a line."""
@@ -119,7 +120,7 @@ def _matmul(visit: Visit, chip: Chip) -> Iterator[Flaw]:
     sizes = _sizes(visit)
     if sizes is None:
         return
-    flops, executed = _flops(*sizes, side=256 if chip.name == "v6e" else 128)
+    flops, executed = _flops(*sizes, side=tile_of(chip))
     seconds = visit.times * flops / (chip.peak * rates(chip).matmul)
     if executed > PADDED * flops:
         ratio = executed / flops

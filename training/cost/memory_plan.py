@@ -127,7 +127,7 @@ def resolve(
     places: tuple[Literal["auto", "device", "host"], ...] = (
         ("device", "host") if memory == "auto" else (memory,)
     )
-    shardings = tuple(itertools.chain.from_iterable(map(_reductions, shardings)))
+    shardings = tuple(way for each in shardings for way in _reductions(each, train.microbatches))
     # Inside a slice of TPUs, reductions run beside the matmuls; elsewhere a step waits for them.
     hidden = count == 1 or (platform == "tpu" and devices.slices == 1)
     better = "microbatch" if hidden else "step"
@@ -153,16 +153,13 @@ def resolve(
     return found, _reason(found, size, limit, recomputed(model, found.remat, train.sequence_length))
 
 
-def _reductions(parallel: Parallelism) -> list[Parallelism]:
-    """`parallel` with each way to reduce gradients that it allows."""
-    ways: tuple[Literal["step", "microbatch"], ...] = ("microbatch",)
-    if parallel.can_reduce_once:
-        ways = ("step", "microbatch")
-    return [
-        dataclasses.replace(parallel, reduce=each)
-        for each in ways
-        if parallel.reduce in ("auto", each)
-    ]
+def _reductions(parallel: Parallelism, microbatches: int) -> list[Parallelism]:
+    """`parallel` with each way to reduce gradients that makes a difference and that it allows."""
+    if parallel.reduce != "auto":
+        return [parallel]
+    each = dataclasses.replace(parallel, reduce="microbatch")
+    once = microbatches > 1 and parallel.can_reduce_once
+    return [dataclasses.replace(parallel, reduce="step"), each] if once else [each]
 
 
 def _remats(model: TransformerConfig, train: TrainConfig) -> list[str]:

@@ -133,18 +133,16 @@ def resolve_run(
     options = compiler_options(
         devices.platform, devices.chip, devices.count, train.compiler_options
     )
-    backends, estimates = {}, {}
-    for shape, (config, _) in found.items():
-        backends[shape] = attention_backend(model, config, devices.platform)
-        estimates[shape] = estimate(
-            model, optimizer, config, devices.count, platform=devices.platform
-        )
-    phases = []
-    for phase in left:
-        shape = phase.rows, phase.pieces
-        chosen = *found[shape], backends[shape], estimates[shape]
-        phases.append(ResolvedPhase(model, optimizer, devices, phase, *chosen, options))
-    return ResolvedRun(tuple(phases), attention_backend(model, train, devices.platform))
+    chosen = {}
+    for shape, (config, reason) in found.items():
+        backend = attention_backend(model, config, devices.platform)
+        size = estimate(model, optimizer, config, devices.count, platform=devices.platform)
+        chosen[shape] = config, reason, backend, size
+    phases = tuple(
+        ResolvedPhase(model, optimizer, devices, each, *chosen[each.rows, each.pieces], options)
+        for each in left
+    )
+    return ResolvedRun(phases, attention_backend(model, train, devices.platform))
 
 
 def check_run(

@@ -136,7 +136,7 @@ def work(job: StepShape, chip: Chip) -> Work:
     )
 
 
-def _tile(chip: Chip) -> int:
+def tile_of(chip: Chip) -> int:
     """Side of the matrix unit's tile; on a GPU, of the tile of its usual kernels."""
     if chip.name not in TPUS:
         return 64
@@ -144,7 +144,7 @@ def _tile(chip: Chip) -> int:
 
 
 def _pad(size: float, chip: Chip) -> int:
-    tile = _tile(chip)
+    tile = tile_of(chip)
     return tile * math.ceil(size / tile)
 
 

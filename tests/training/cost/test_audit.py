@@ -234,7 +234,7 @@ frontend_attributes={{_xla_megascale_transfer_type="ALL_REDUCE"}}
     [("", [WAITS]), ("%w = f32[1024,1024]{1,0} convolution(%p, %p)", [])],
 )
 def test_a_transfer_between_slices_is_a_wait_unless_work_hides_it(work, kinds):
-    """From its send to the end of it. A convolution that cannot be read is passed over."""
+    """From its send to the end of it. A convolution that cannot be read makes no error."""
     flaws = audit(SENT.format(work=work), TPUS["v6e"])
     assert [each.kind for each in flaws if each.kind != KEEPS] == kinds
 
