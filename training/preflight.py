@@ -62,7 +62,7 @@ class Preflight:
         temporaries_gib: intermediates, without those offloaded to the host.
         host_gib: host memory; None when it does not fit.
         estimate_gib: estimate of `training.cost.memory_estimate` by content.
-        findings: the audit of the program, see `training.cost.audit`; none when it does not fit.
+        flaws: the audit of the program, see `training.cost.audit`; none when it does not fit.
     """
 
     fits: bool
@@ -75,7 +75,7 @@ class Preflight:
     compile_seconds: float
     estimate_gib: dict[str, float]
     versions: dict[str, str | None]
-    findings: tuple[Flaw, ...]
+    flaws: tuple[Flaw, ...]
 
 
 def preflight(program: Program) -> tuple[Preflight, jax.stages.Compiled | None]:
@@ -116,7 +116,7 @@ def preflight(program: Program) -> tuple[Preflight, jax.stages.Compiled | None]:
         compile_seconds=seconds,
         estimate_gib={name: size / GIB for name, size in program.estimate.parts.items()},
         versions=compiler_versions(),
-        findings=() if text is None or chip is None else audit(text, chip),
+        flaws=() if text is None or chip is None else audit(text, chip),
     )
     return verdict, compiled
 

@@ -10,9 +10,7 @@ import math
 from collections import defaultdict
 from dataclasses import dataclass
 
-from training.cost.hlo import COLLECTIVE, Visit, bytes_moved, collective_kind, parse, turns, walk
-
-__all__ = ["COLLECTIVE", "LAYER_LOOP", "cost", "parse", "turns", "walk"]
+from training.cost.hlo import Visit, bytes_moved, collective_kind, parse, walk
 
 LAYER_LOOP = "layers"
 """Part of the name of every loop over layers: the axis along which the model stacks its blocks."""

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import Mesh, PartitionSpec
 
-from tests.training.hlo import cost, parse, turns, walk
+from tests.training.hlo import cost
+from training.cost.hlo import parse, turns, walk
 
 
 def compiled(function, *arguments):

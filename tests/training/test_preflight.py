@@ -162,7 +162,7 @@ def test_the_tpu_compiler():
     # The peak has the program's own code in it, which for two layers is about as large.
     assert small["arguments_gib"] < small["peak_gib"] < small["need_gib"] + 0.1 < 1
     assert found["cycles"] > 0
-    twice = [each["what"] for each in small["findings"] if each["kind"] == "computes twice"]
+    twice = [each["what"] for each in small["flaws"] if each["kind"] == "computes twice"]
     assert any(what.startswith("a kernel") for what in twice)  # the blocks are recomputed
     assert small["versions"]["libtpu"] is not None
 
@@ -211,7 +211,7 @@ def test_the_compiler_refuses_and_its_answer_is_kept(tmp_path, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="needs libtpu")
 def test_what_fits_is_audited(tmp_path, monkeypatch):
-    """The findings as lines, worst first, with what cures each kind, and as JSON."""
+    """The flaws as lines, worst first, with what cures each kind, and as JSON."""
     monkeypatch.setenv("PONENTE_CACHE", str(tmp_path))
     train = dataclasses.replace(TRAIN, batch_size=256, remat="full")
     run = DeclaredRun(
@@ -219,17 +219,17 @@ def test_what_fits_is_audited(tmp_path, monkeypatch):
         **{"exact": True, "done": 0, "whole": train, "epochs": ()},
     )
     found = compiled_facts(run, str)
-    findings = found.data["compiled"]["findings"]
-    assert [each["seconds"] for each in findings] == sorted(
-        (each["seconds"] for each in findings), reverse=True
+    flaws = found.data["compiled"]["flaws"]
+    assert [each["seconds"] for each in flaws] == sorted(
+        (each["seconds"] for each in flaws), reverse=True
     )
     memory, head, *lines = found.lines
     assert "fits; arguments" in memory
-    count = "findings" if len(findings) <= 8 else f"8 of {len(findings)} findings"
+    count = "flaws" if len(flaws) <= 8 else f"8 of {len(flaws)} flaws"
     assert head.startswith(f"program     {count} in the compiled step, worst first")
-    assert lines[0].split(": ")[0].endswith(findings[0]["kind"])
+    assert lines[0].split(": ")[0].endswith(flaws[0]["kind"])
     cures = [line for line in lines if line.startswith("  against ")]
-    shown = {each["kind"] for each in findings[:8]}
+    shown = {each["kind"] for each in flaws[:8]}
     assert len(cures) == len(shown)
 
 

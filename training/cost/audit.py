@@ -73,7 +73,7 @@ class Flaw:
 
 
 def audit(text: str, chip: Chip) -> tuple[Flaw, ...]:
-    """The findings in a program of one kind of chip, `text` its optimized HLO; the worst first."""
+    """The flaws in a program of one kind of chip, `text` its optimized HLO; the worst first."""
     module = parse(text)
     found: dict[tuple[str, str], Flaw] = {}
     for each in (*_of_instructions(module, chip), *_arguments(module)):

@@ -274,7 +274,7 @@ def compiled_facts(run: DeclaredRun, show: Callable[[str], None]) -> Facts:
     data = {"compiled": {name: found[name] for name in _KEPT}}
     if found["fits"]:
         line = f"memory      by the {compiler}: peak {need:.2f} of {limit:.2f} GiB, fits; {sizes}"
-        return Facts((line, *_audited([Flaw(**each) for each in found["findings"]])), data)
+        return Facts((line, *_audited([Flaw(**each) for each in found["flaws"]])), data)
     over = f"needs {need:.2f} of {limit:.2f} GiB, short by {need - limit:.2f}; {sizes}"
     estimated = sum(found["estimate_gib"].values())
     others = memory.nearest(run, share=min(1.0, estimated / need))
@@ -292,13 +292,13 @@ def compiled_facts(run: DeclaredRun, show: Callable[[str], None]) -> Facts:
     )
 
 
-def _audited(findings: list[Flaw]) -> list[str]:
-    """The worst `_SHOWN` findings in the compiled program, and what cures each kind."""
-    if not findings:
+def _audited(flaws: list[Flaw]) -> list[str]:
+    """The worst `_SHOWN` flaws in the compiled program, and what cures each kind."""
+    if not flaws:
         return ["program     the audit of the compiled step finds nothing"]
-    shown = findings[:_SHOWN]
+    shown = flaws[:_SHOWN]
     kinds = dict.fromkeys(each.kind for each in shown)
-    count = f"{len(shown)} of {len(findings)} findings" if len(findings) > _SHOWN else "findings"
+    count = f"{len(shown)} of {len(flaws)} flaws" if len(flaws) > _SHOWN else "flaws"
     return [
         f"program     {count} in the compiled step, worst first; by bytes and FLOPs, never timed",
         *(f"  {each}" for each in shown),
@@ -309,5 +309,5 @@ def _audited(findings: list[Flaw]) -> list[str]:
 _SHOWN = 8
 _KEPT = (
     *("fits", "limit_gib", "need_gib", "peak_gib", "arguments_gib", "temporaries_gib"),
-    *("host_gib", "compile_seconds", "versions", "findings"),
+    *("host_gib", "compile_seconds", "versions", "flaws"),
 )

@@ -109,7 +109,7 @@ def found():
 
 
 def by_kind(program):
-    """Kind -> (what, times, bytes, seconds) of a program's findings but for arguments kept."""
+    """Kind -> (what, times, bytes, seconds) of a program's flaws but for arguments kept."""
     kinds = {each["kind"]: each for each in found()[program] if each["kind"] != KEEPS}
     return {kind: (e["what"], e["times"], e["bytes"], e["seconds"]) for kind, e in kinds.items()}
 
@@ -258,7 +258,7 @@ def test_a_transfer_from_the_host_is_found():
     assert seconds == pytest.approx(16 * MIB / 16e9)
 
 
-def test_a_program_without_faults_has_no_findings():
+def test_a_program_without_faults_has_no_flaws():
     assert found()["clean"] == []
 
 

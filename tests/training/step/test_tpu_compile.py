@@ -23,7 +23,8 @@ from models.layers.norms import cast
 from models.shape.config import TransformerConfig
 from models.transformer import Transformer
 from training.config import OptimizerConfig, TrainConfig
-from tests.training.hlo import COLLECTIVE, LAYER_LOOP, cost, parse, walk
+from tests.training.hlo import LAYER_LOOP, cost
+from training.cost.hlo import COLLECTIVE, parse, walk
 from training.preflight import describe
 from training.config.parallelism import Parallelism
 from training.step.program import build_program
