@@ -35,6 +35,7 @@ def run(options: Options) -> None:
     """Train and print one line."""
     began = time.perf_counter()
     from training.config.job import Listener
+    from training.sharding.distributed import joined
     from training.trainer.trainer import train
 
     clock = Clock(options, imported=time.perf_counter() - began)
@@ -46,7 +47,8 @@ def run(options: Options) -> None:
                 haliax = "haliax" if sys.version_info < (3, 12) else "marin-haliax"
                 emit(clock.record("ponente", "jax", haliax))
 
-    result = train(_job(options), Timed())
+    with joined(None):
+        result = train(_job(options), Timed())
     assert result.compilations == 1
 
 

@@ -35,7 +35,11 @@ def joined(address: str | None, count: int = 1, index: int = 0) -> Iterator[None
     """
     import jax
 
-    if address is not None:
+    if address is None:
+        # A CPU computes a step in the thread that calls it, see `training.trainer.cpu_memory`.
+        # Several processes dispatch as on TPUs: the watchdog compares the steps each has queued.
+        jax.config.update("jax_cpu_enable_async_dispatch", False)
+    else:
         jax.distributed.initialize(
             coordinator_address=address,
             num_processes=count,

@@ -32,6 +32,7 @@ from training.metrics.stopwatch import Stopwatch, TimedBatches
 from training.optimizer import schedule
 from training.step.program import Program, Programs, build_programs
 from training.step.state import TrainState
+from training.trainer import cpu_memory
 from training.trainer.compile_ahead import CompiledPhase, PhaseCompiler, cache_in
 from training.trainer.initial_state import InitialState, data_offset, restore_or_init
 from training.trainer.run_context import RunContext, run_context
@@ -71,6 +72,7 @@ def train(
     kind = layout.mesh.devices.flat[0].device_kind
     with (
         cache_in(job.compiled_directory) as found,
+        cpu_memory.kept(layout.platform),
         run_context(job, listener, watch, device=kind, devices=layout.devices) as run,
         closing(PhaseCompiler(job, programs.phases, found)) as compiler,
     ):
