@@ -1,19 +1,13 @@
 """The benches that ask the TPU compiler print what they promise."""
 
 import argparse
-import importlib.util
-import json
-import os
-import subprocess
-import sys
 from typing import Any
 
 import pytest
 
 from tests.bench.hbm import LEVANTER
 from tests.bench.tpu_options import parser, setting
-
-needs_libtpu = pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="needs libtpu")
+from tests.tpu_compiler import needs_libtpu, printed
 
 
 def test_settings():
@@ -29,17 +23,9 @@ def test_settings():
     assert (options.model, options.slice) == ("tomat_200m", "v6e-16")
 
 
-def printed(bench: str, *arguments: str) -> list[dict[str, Any]]:
-    """The lines of a bench on four chips, run as a user does."""
-    done = subprocess.run(
-        [sys.executable, "-m", bench, "--slice", "v6e-4", *arguments],
-        env={**os.environ, "JAX_PLATFORMS": "cpu"},
-        capture_output=True,
-        text=True,
-        timeout=400,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return [json.loads(line) for line in done.stdout.splitlines()]
+def lines(bench: str, *arguments: str) -> list[dict[str, Any]]:
+    """Of a bench on four chips, run as a user does."""
+    return printed("-m", bench, "--slice", "v6e-4", *arguments)
 
 
 @pytest.mark.slow
@@ -52,7 +38,7 @@ def test_layouts():
         shape += ["--set-model", size]
     layouts = ("data", "fsdp-sequence2-tensor2")
     chosen = [word for name in layouts for word in ("--layout", name)]
-    data, split = printed("tests.bench.layouts", *shape, *chosen)
+    data, split = lines("tests.bench.layouts", *shape, *chosen)
     assert set(data["collectives"]) == {"all-reduce"}
     assert {"all-gather", "reduce-scatter", "all-reduce"} <= set(split["collectives"])
     assert 1 < split["executed_over_model"] == data["executed_over_model"]
@@ -64,7 +50,7 @@ def test_a_program_that_does_not_fit():
     """Refused in seconds, in one line."""
     # An untouched 200M model without recomputation is far above the limit in every version of it.
     shape = ("--batch", "512", "--seq", "8192", "--remat", "none")
-    (line,) = printed("tests.bench.hbm", *shape)
+    (line,) = lines("tests.bench.hbm", *shape)
     assert line["remat"] == "none"
     assert not line["fits"]
     assert line["need_gib"] > 31.25

@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
-import json
 import math
-import os
-import subprocess
-import sys
 
 import pytest
 from ray._private.accelerators import tpu as rays
@@ -16,6 +11,7 @@ from ray.util import accelerators as rays_types
 
 from pipeline import InputError, pod
 from pipeline.accelerators import GPUS, TPUS, chip_of, peak_flops
+from tests.tpu_compiler import needs_libtpu, printed
 
 SLICES = [(tpu, name) for tpu in TPUS.values() for name in tpu.names]
 
@@ -65,18 +61,10 @@ print(json.dumps({name: [len(found), found[-1].process_index + 1, found[0].devic
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="needs libtpu")
+@needs_libtpu
 def test_every_slice_is_one_that_the_tpu_compiler_knows():
     """One device a chip, v4's two cores included; as many hosts; the table's name of the chip."""
-    done = subprocess.run(
-        [sys.executable, "-c", DESCRIBE],
-        env={**os.environ, "JAX_PLATFORMS": "cpu"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    found = json.loads(done.stdout.splitlines()[-1])
+    found = printed("-c", DESCRIBE)[-1]
     for tpu, name in SLICES:
         devices, hosts, kind = found[name]
         assert (devices, hosts) == (pod(name).devices, pod(name).processes), name

@@ -1,11 +1,6 @@
 """What a program needs, from the compiler of its own devices."""
 
 import dataclasses
-import importlib.util
-import json
-import os
-import subprocess
-import sys
 from types import SimpleNamespace
 
 import jax
@@ -17,6 +12,7 @@ from pipeline.accelerators import TPUS
 from pipeline.errors import InputError
 from steps.training.plan.declared_run import DeclaredRun
 from steps.training.plan.facts import compiled_facts
+from tests.tpu_compiler import needs_libtpu, printed
 from tests.training import tiny
 from training import preflight as module
 from training.config import OptimizerConfig, TrainConfig
@@ -137,18 +133,10 @@ print(json.dumps({
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="needs libtpu")
+@needs_libtpu
 def test_the_tpu_compiler():
     """A program that fits on a chip; tests/bench/test_hbm.py has one that does not."""
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT],
-        env={**os.environ, "JAX_PLATFORMS": "cpu"},
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    found = json.loads(done.stdout.splitlines()[-1])
+    found = printed("-c", SCRIPT)[-1]
     assert found["devices"] == {"v6e-1": 1, "v6e-4": 4, "v6e-8": 8, "v6e-16": 16, "v6e:2x2": 4}
     assert found["hosts"] == {"v6e-1": 1, "v6e-4": 1, "v6e-8": 1, "v6e-16": 4, "v6e:2x2": 1}
     small = found["small"]
@@ -176,7 +164,7 @@ TRAIN = TrainConfig(
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="needs libtpu")
+@needs_libtpu
 def test_the_compiler_refuses_and_its_answer_is_kept(tmp_path, monkeypatch):
     """A step that needs more than the 31.25 GiB of a v6e; the second look starts no process."""
     monkeypatch.setenv("PONENTE_CACHE", str(tmp_path))
@@ -209,7 +197,7 @@ def test_the_compiler_refuses_and_its_answer_is_kept(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="needs libtpu")
+@needs_libtpu
 def test_what_fits_is_audited(tmp_path, monkeypatch):
     """The flaws as lines, worst first, with what cures each kind, and as JSON."""
     monkeypatch.setenv("PONENTE_CACHE", str(tmp_path))

@@ -1,21 +1,17 @@
 """The audit of compiled programs: each planted fault is found, and nothing in a program without."""
 
 import functools
-import importlib.util
-import json
-import os
-import subprocess
-import sys
 
 import pytest
 
 from pipeline.accelerators import TPUS
+from tests.tpu_compiler import needs_libtpu, printed
 from training.cost.audit import COPIES, HOST, KEEPS, NARROW, PADS, TWICE, WAITS, audit
 from training.cost.step_time import MATMUL
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="needs libtpu"),
+    needs_libtpu,
 ]
 
 SCRIPT = """
@@ -97,15 +93,7 @@ print(json.dumps({
 @functools.cache
 def found():
     """Findings by program, of one process that compiles for v6e."""
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT],
-        env={**os.environ, "JAX_PLATFORMS": "cpu"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout.splitlines()[-1])
+    return printed("-c", SCRIPT)[-1]
 
 
 def by_kind(program):

@@ -1,16 +1,12 @@
 """The real train step, compiled by the TPU compiler for four v6e chips on a machine without one."""
 
-import importlib.util
-import json
-import os
-import subprocess
-import sys
-
 import pytest
+
+from tests.tpu_compiler import needs_libtpu, printed
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="needs libtpu"),
+    needs_libtpu,
 ]
 
 SCRIPT = """
@@ -146,15 +142,7 @@ def test_train_step_compiles_for_v6e():
     One in microbatches whose tables are not tied compiles too, which libtpu 0.0.42.1 does only
     without one of its passes (see `training.step.state`).
     """
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT],
-        env={**os.environ, "JAX_PLATFORMS": "cpu"},
-        capture_output=True,
-        text=True,
-        timeout=400,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    found = json.loads(done.stdout.splitlines()[-1])
+    found = printed("-c", SCRIPT)[-1]
     assert found["backend"] == "splash"
     # Forward and the fused backward kernel, each in one scanned body, and no forward twice.
     assert found["kernels"] == 2

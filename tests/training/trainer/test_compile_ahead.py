@@ -1,12 +1,8 @@
 """A program that an earlier attempt compiled is loaded; a damaged one is compiled again."""
 
 import dataclasses
-import importlib.util
 import json
-import os
 import shutil
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
@@ -16,6 +12,7 @@ import pytest
 from jax.experimental.compilation_cache.compilation_cache import reset_cache
 
 from tests.faults.trainers import Trainers, finish
+from tests.tpu_compiler import needs_libtpu, printed
 from tests.training import tiny
 from training.trainer.compile_ahead import cache_in
 from training.trainer.trainer import train
@@ -132,7 +129,7 @@ def test_a_killed_run_resumes_without_compiling(data, tmp_path, no_shared_cache)
 
 
 LOWER = """
-import hashlib
+import hashlib, json
 from training.preflight import describe
 devices = describe("v6e-4")
 from models.attention import splash
@@ -152,12 +149,12 @@ with fixed_numerics():
     module = program.lower().compiler_ir().operation
 text = module.get_asm(enable_debug_info=True)
 assert "tpu_custom_call" in text, "the kernel is in it"
-print(splash.__file__, hashlib.sha256(text.encode()).hexdigest())
+print(json.dumps({"lies": splash.__file__, "text": hashlib.sha256(text.encode()).hexdigest()}))
 """
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="needs libtpu")
+@needs_libtpu
 def test_a_step_for_tpus_does_not_know_where_its_code_lies(tmp_path):
     """Here, and in another folder on other lines: one text with its places, so one key of JAX's
     cache. A Ray session unpacks the code into a folder of its own."""
@@ -168,18 +165,9 @@ def test_a_step_for_tpus_does_not_know_where_its_code_lies(tmp_path):
         text = path.read_text()
         later = text.replace("from __future__", "# another line\n# and one\nfrom __future__", 1)
         path.write_text(later)
-    found = [
-        subprocess.run(
-            [sys.executable, "-c", LOWER],
-            env={**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(folder)},
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout.split()
-        for folder in (here, there)
-    ]
-    (one, first), (other, second) = found
-    assert one.startswith(str(here))
-    assert other.startswith(str(there))
-    assert first == second
+    first, second = (
+        printed("-P", "-c", LOWER, PYTHONPATH=str(folder))[-1] for folder in (here, there)
+    )
+    assert first["lies"].startswith(str(here))
+    assert second["lies"].startswith(str(there))
+    assert first["text"] == second["text"]
