@@ -54,7 +54,7 @@ class Forward:
         remat: what the backward pass keeps, see `models.shape.remat_names`.
         backend: the result of `models.attention.backend_choice.choose_backend`.
         mesh_axes: mesh axes for the code under `jax.shard_map`; None on one device.
-        interpret: run splash in the Pallas interpreter (tests on the CPU).
+        interpret: run kernels in the Pallas interpreter (tests on the CPU).
         features_first: order of the activations' axes, see `models.layers.linear`.
         unroll: cycles of layers per iteration of the compiled loop.
         gather: all-gathers one layer's parameters before it runs; None for no gather.
@@ -175,7 +175,7 @@ class Transformer(eqx.Module):
 
         def apply(block: Block, x: NamedArray, window: int | None) -> NamedArray:
             block = block if forward.gather is None else forward.gather(block)
-            mask = Mask(window, self.config.attention_soft_cap, segment_ids)
+            mask = Mask(window, self.config.attention_soft_cap, segment_ids, self.config.qk_norm)
             return block(x, angles, partial(attention, mask=mask))[0]
 
         policy = checkpoint_policy(forward.remat)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from models.shape.splash_tiles import LANES, only_narrow_tiles
+from models.shape import tpu_tiles
+from models.shape.splash_tiles import LANES, only_narrow_tiles, row_cycles
 from pipeline.errors import InputError
 
-BACKENDS = ("reference", "blockwise", "splash", "cudnn", "triton")
-KERNELS_OF = {"tpu": ("splash",), "gpu": ("cudnn", "triton")}
+BACKENDS = ("reference", "blockwise", "ponente", "splash", "cudnn", "triton")
+KERNELS_OF = {"tpu": ("ponente", "splash"), "gpu": ("cudnn", "triton")}
 """By platform; "auto" takes the first that can run."""
 TRITON_TILE = 128
 BLOCKWISE_FROM = 256
@@ -35,6 +36,7 @@ def choose_backend(
     window: int | None = None,
     dtype: str = "bfloat16",
     sequence_shards: int = 1,
+    normalized: bool = False,
 ) -> BackendChoice:
     """The attention back end for these shapes and devices, and the reason for it.
 
@@ -42,6 +44,7 @@ def choose_backend(
         requested: "auto" or one of `BACKENDS`.
         platform: of the devices that will run the program: "tpu", "cpu" or "gpu" (NVIDIA).
         sequence_shards: devices that share the positions of one sequence.
+        normalized: whether queries and keys are, as with QK-norm.
     """
     if requested not in ("auto", *BACKENDS):
         raise InputError(
@@ -69,7 +72,8 @@ def choose_backend(
             raise InputError(
                 f'attention: {requested} cannot run, {obstacle}; use "auto" or "blockwise"'
             )
-        return BackendChoice(requested, f"{requested} attention: requested")
+        about = _about_ponente(normalized, soft_cap) if requested == "ponente" else ""
+        return BackendChoice(requested, f"{requested} attention: requested{about}")
     found = {kernel: obstacle_of(kernel) for kernel in KERNELS_OF.get(platform, ())}
     possible = [kernel for kernel, obstacle in found.items() if obstacle is None]
     others = "".join(f"; not {kernel}: {why}" for kernel, why in found.items() if why)
@@ -82,9 +86,33 @@ def choose_backend(
         more = others
     else:
         backend, more = possible[0], others if possible[0] != next(iter(found)) else ""
+        if backend == "ponente":
+            row = tpu_tiles.Row(
+                *(position // sequence_shards, position, head_size, window),
+                tpu_tiles.needs_shift(normalized, soft_cap),
+            )
+            theirs = row_cycles(position, head_size, window, sequence_shards)
+            ours = sum(tpu_tiles.row_cycles(row, tpu_tiles.choose_sight(row)))
+            if ours > theirs and "splash" in possible:
+                backend, more = (
+                    "splash",
+                    f"; ponente has {ours / theirs:.2f} times its scheduled cycles",
+                )
+            else:
+                more = f"; {ours / theirs:.2f} of splash's scheduled cycles"
+                more += _about_ponente(normalized, soft_cap)
         if backend == "splash" and only_narrow_tiles(position, head_size, sequence_shards):
             more = ", with slow tiles: only 128 divides the sequence length; use a multiple of 512"
     return BackendChoice(backend, f"{backend} attention: auto, {shape}{more}")
+
+
+def _about_ponente(normalized: bool, soft_cap: float | None) -> str:
+    """How its scores are shifted, and that nobody has run it on a chip."""
+    shift = "scores less a running maximum"
+    if not tpu_tiles.needs_shift(normalized, soft_cap):
+        shift = f"scores unshifted up to {tpu_tiles.SAFE:.0f}"
+        shift += " (QK-norm)" if normalized else " (soft cap)"
+    return f", never run on a chip; {shift}"
 
 
 def kernel_obstacle(
@@ -102,7 +130,7 @@ def kernel_obstacle(
 
     For cuDNN, heads above 128 also need a Hopper GPU or newer, which JAX checks when it traces.
     """
-    if backend == "splash":
+    if backend in ("ponente", "splash"):
         if position % sequence_shards:
             return f"{position} positions do not divide over {sequence_shards} devices"
         if position // sequence_shards % LANES:
@@ -110,6 +138,11 @@ def kernel_obstacle(
             return f"{position // sequence_shards} positions{each} are not a multiple of {LANES}"
         if head_size % 64:
             return f"a head size of {head_size} is not a multiple of 64"
+    if backend == "ponente":
+        row = tpu_tiles.Row(position // sequence_shards, position, head_size, window, shift=True)
+        sight, itemsize = tpu_tiles.choose_sight(row), 2 if dtype in DTYPES else 4
+        if not tpu_tiles.buffers_of(row, sight, itemsize, segments):
+            return f"vector memory cannot hold {position} keys of {head_size}"
     if backend == "cudnn":
         if soft_cap is not None:
             return f"its kernels have no soft cap, and the scores need one of {soft_cap}"

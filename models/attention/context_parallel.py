@@ -42,13 +42,13 @@ class Exchange:
         """`x` with all positions along `axis`, by an all-gather."""
         return jax.lax.all_gather(x, self.axes, axis=axis, tiled=True)
 
-    def to_heads(self, x_BHPD: Array) -> Array:
-        """[batch, heads, local position, head_size] to [batch, local heads, position, ...]."""
-        return jax.lax.all_to_all(x_BHPD, self.axes, split_axis=1, concat_axis=2, tiled=True)
+    def to_heads(self, x: Array, axis: int) -> Array:
+        """All heads (axis 1) of some positions along `axis` to some heads of all positions."""
+        return jax.lax.all_to_all(x, self.axes, split_axis=1, concat_axis=axis, tiled=True)
 
-    def to_positions(self, x_BFP: Array) -> Array:
-        """[batch, local features, position] to [batch, features, local position]."""
-        return jax.lax.all_to_all(x_BFP, self.axes, split_axis=2, concat_axis=1, tiled=True)
+    def to_positions(self, x: Array, axis: int) -> Array:
+        """Inverse of `to_heads`; axis 1 may be features, those of a head adjacent."""
+        return jax.lax.all_to_all(x, self.axes, split_axis=axis, concat_axis=1, tiled=True)
 
     def to_zigzag(self, x: Array, axis: int) -> Array:
         """Exchange this device's contiguous positions along `axis` for those of `zigzag_order`."""

@@ -1,7 +1,8 @@
 """Causal grouped-query attention: one entry point, several back ends.
 
 `reference` is plain Haliax and materializes all scores in float32. `blockwise` is plain JAX and
-holds one block of scores at a time. `splash` is the Pallas kernel for TPUs, `cudnn` the fused
+holds one block of scores at a time. `ponente` is our
+kernel for TPUs, `splash` JAX's,  `cudnn` the fused
 kernel for NVIDIA GPUs, `triton` the one for documents there. All compute softmax(cap(q k^T)) v with
 scaled queries: a position attends to itself and to earlier positions of its segment, with a window
 only to the last `window` of these. No back end falls back to another silently.
@@ -16,6 +17,7 @@ import models.named as hax
 from models.attention.backend_choice import BACKENDS, kernel_obstacle
 from models.attention.blockwise import blockwise
 from models.attention.cudnn import cudnn
+from models.attention.ponente import ponente
 from models.attention.reference import Mask, reference
 from models.attention.splash import splash
 from models.layers.axes import (
@@ -78,6 +80,8 @@ def attend(
         return hax.tree_checkpoint_name(reference(q, k, v, mask), "attention_residuals")
     if backend == "splash":
         return _attend_splash(q, k, v, mask, mesh_axes, interpret)
+    if backend == "ponente":
+        return _attend_ponente(q, k, v, mask, mesh_axes, interpret)
     queries = q.rearrange((BATCH, POSITION, KV_HEADS, Q_PER_KV, HEAD_SIZE))
     keys, values = (x.rearrange((BATCH, POSITION, KV_HEADS, HEAD_SIZE)).array for x in (k, v))
     if backend == "blockwise":
@@ -112,3 +116,18 @@ def _attend_splash(
     # The kernel merged the heads: [batch, heads * head_size, position].
     merged = hax.named(out, (q.resolve_axis(BATCH), QUERY_FEATURES, q.resolve_axis(POSITION)))
     return merged.unflatten_axis(QUERY_FEATURES, features)
+
+
+def _attend_ponente(
+    q: NamedArray,
+    k: NamedArray,
+    v: NamedArray,
+    mask: Mask,
+    mesh_axes: MeshAxes | None,
+    interpret: bool,
+) -> NamedArray:
+    queries = q.rearrange((BATCH, KV_HEADS, Q_PER_KV, HEAD_SIZE, POSITION))
+    flat = queries.flatten_axes((KV_HEADS, Q_PER_KV), HEADS)
+    keys, values = (x.rearrange((BATCH, KV_HEADS, HEAD_SIZE, POSITION)).array for x in (k, v))
+    out = ponente(flat.array, keys, values, mask, mesh_axes=mesh_axes, interpret=interpret)
+    return hax.named(out, flat.axes).unflatten_axis(HEADS, queries.axes[1:3])

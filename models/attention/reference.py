@@ -24,11 +24,14 @@ class Mask:
         window: positions each position attends to, itself included; None for all.
         soft_cap: c in c * tanh(score / c), or None.
         segment_ids: int32 [batch, position]; positions attend only to positions with equal ids.
+        normalized: whether queries and keys are normalized, so that large scores are rare. Changes
+            no result.
     """
 
     window: int | None = None
     soft_cap: float | None = None
     segment_ids: NamedArray | None = None
+    normalized: bool = False
 
     @property
     def ids_BP(self) -> Array | None:

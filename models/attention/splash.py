@@ -176,9 +176,9 @@ def _by_heads(
     exchange: Exchange, run: SplashKernel, q: Array, k: Array, v: Array, ids: Array | None
 ) -> Array:
     """Attention of all positions for this device's share of the heads."""
-    q, k, v = (exchange.to_heads(x) for x in (q, k, v))
+    q, k, v = (exchange.to_heads(x, 2) for x in (q, k, v))
     ids = None if ids is None else exchange.gather(ids, 1)
-    return exchange.to_positions(_attention(run, q, k, v, ids, ids))
+    return exchange.to_positions(_attention(run, q, k, v, ids, ids), 2)
 
 
 def _by_queries(

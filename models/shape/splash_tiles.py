@@ -1,10 +1,10 @@
 """Tile sizes of the splash kernel, by sequence length, head size and window.
 
-A cost model chooses them. In the TPU compiler's schedule for v6e (tests/bench/splash_blocks.py
-counts its cycles) a tile's cost is proportional to its number of scores within 10%, and a partly
-masked tile costs as much as a full one. Each grid step has a fixed overhead, even when its tile is
-fully masked, which makes JAX's default of 128 several times slower for every shape. Imports no JAX:
-memory and time estimates use it too.
+A cost model chooses them. In the TPU compiler's schedule for v6e (`python -m
+tests.bench.attention_cycles`) a tile's cost is proportional to its number of scores within 10%, and
+a partly masked tile costs as much as a full one. Each grid step has a fixed overhead, even when its
+tile is fully masked, which makes JAX's default of 128 several times slower for every shape. Imports
+no JAX: memory and time estimates use it too.
 """
 
 from __future__ import annotations
@@ -146,6 +146,18 @@ def choose_tiles(
         block_kv_dq=None if use_fused else queries[1][1],
         use_fused_bwd_kernel=use_fused,
     )
+
+
+def row_cycles(
+    position: int, head_size: int, window: int | None, sequence_shards: int = 1
+) -> float:
+    """Scheduled cycles of both passes for one head of a sequence, with `choose_tiles`."""
+    row = ScoreMatrix(position // sequence_shards, position, window)
+    forward, fused, *apart = (
+        _cheapest(row, head_size, kernel)[0]
+        for kernel in ("forward", "fused", "keys_values", "queries")
+    )
+    return forward + min(fused, sum(apart))
 
 
 def compute_block(block_kv: int) -> int:

@@ -90,7 +90,8 @@ class TrainConfig:
         watchdog_seconds: least timeout without progress, see `training.fault`.
         remat: intermediates that the backward pass keeps ("auto", "none", "matmuls", "attention",
             "full", "dots", "save:name,...;offload:name,..."), see `models.shape.remat_names`.
-        attention: backend: "auto", "reference", "blockwise", "splash", "cudnn" or "triton".
+        attention: backend: "auto", "reference", "blockwise", "ponente", "splash", "cudnn"
+            or "triton".
         parallel: sharding over the devices, see `training.config.parallelism`.
         unroll: cycles of layers (of `window_pattern`) per iteration of the compiled loop.
         loss_chunks: chunks in which the logits are computed, or "auto".
@@ -124,7 +125,7 @@ class TrainConfig:
     watchdog_seconds: Annotated[Positive, Runtime] = 120.0
     remat: Annotated[str, Runtime] = "auto"
     attention: Annotated[
-        Literal["auto", "reference", "blockwise", "splash", "cudnn", "triton"], Runtime
+        Literal["auto", "reference", "blockwise", "ponente", "splash", "cudnn", "triton"], Runtime
     ] = "auto"
     parallel: Annotated[Parallelism, Runtime] = Parallelism()
     unroll: Annotated[Count, Runtime] = 1

@@ -15,7 +15,8 @@ from models.shape.footprint import attended_pairs, footprint
 from models.shape.remat_names import MATMULS, saved_names
 from training.config.optimizer import OptimizerConfig
 from training.config.train import TrainConfig
-from training.cost.memory_estimate import own_matrices, partial_sums
+from training.cost.attention import partial_sums
+from training.cost.memory_estimate import own_matrices
 
 ATTENTION = "attention_residuals"
 
@@ -87,7 +88,7 @@ def executed_flops(
         if backend == "reference":
             matmuls, visible = 8, length**2
         else:
-            fused = backend == "cudnn" or partial_sums(model, train, devices, window) > 0
+            fused = backend != "splash" or partial_sums(model, train, devices, window, backend) > 0
             matmuls, visible = 7 if fused else 9, attended_pairs(length, window)
         pairs += layers * visible * (matmuls + 2 * (ATTENTION in again))
     attention = 2 * shape.widths["queries"] * pairs / length

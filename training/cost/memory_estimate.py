@@ -15,10 +15,11 @@ from dataclasses import dataclass, field
 from models.shape.config import TransformerConfig
 from models.shape.footprint import Footprint, footprint
 from models.shape.remat_names import BLOCK_INPUT, MATMULS, saved_names
-from models.shape.splash_tiles import LANES, choose_tiles, choose_way, partial_sums_bytes
+from models.shape.splash_tiles import LANES
 from pipeline.errors import InputError
 from training.config import OptimizerConfig, Parallelism, TrainConfig
 from training.config.optimizer import moment_bytes
+from training.cost.attention import attention_backend, exchanges_heads, partial_sums
 
 GIB = 2**30
 
@@ -111,6 +112,7 @@ def estimate(
     # The backward pass needs the residuals of a whole iteration of the loop over layers beside the
     # arrays of all layers; for one layer, `_working` includes them.
     others = shape.period * min(train.unroll, shape.cycles) - 1 if shape.cycles > 1 else 0
+    backend = attention_backend(model, train, platform).backend
     window = None if None in model.windows else max(filter(None, model.windows))
     chunk = tokens * model.padded_vocab_size / int(train.loss_chunks) / tensor
     return Estimate(
@@ -123,7 +125,7 @@ def estimate(
             **_times(tokens, _working(model, train.remat, width, parallel)),
             "residuals of the loop's other layers": tokens * others * sum(residuals.values()),
             "partial sums of attention's backward": partial_sums(
-                model, train, devices, window, platform
+                model, train, devices, window, backend
             ),
         },
         loss={"logits of a chunk": 4 * chunk, "their gradient": width * chunk},
@@ -232,7 +234,7 @@ def _working(
     """
     heads = model.heads * model.head_size / parallel.tensor
     gathered = 4 * model.kv_heads * model.head_size * (parallel.sequence - 1) / parallel.tensor
-    if _exchanges_heads(model, parallel):
+    if exchanges_heads(model, parallel):
         gathered = 0.0
     # Arrays of width `mlp` that are in memory at once: more when gate and up are recomputed.
     wanted = {"gate", "up"} if model.mlp_kind == "swiglu" else {"up"}
@@ -245,31 +247,3 @@ def _working(
         "MLP, with cotangents": width * wide * model.mlp / parallel.tensor,
         "two residual streams": width * 2 * model.embed,
     }
-
-
-def _exchanges_heads(model: TransformerConfig, parallel: Parallelism) -> bool:
-    """Whether devices that share a sequence exchange its positions for heads."""
-    return choose_way(model.kv_heads // parallel.tensor, True, None, parallel.sequence) == "heads"
-
-
-def partial_sums(
-    model: TransformerConfig,
-    train: TrainConfig,
-    devices: int,
-    window: int | None,
-    platform: str = "tpu",
-) -> float:
-    """Bytes that splash's fused backward kernel writes in one layer; 0 where it does not run."""
-    sequence, length = train.parallel.sequence, train.sequence_length
-    runs = platform == "tpu" and train.attention in ("auto", "splash")
-    if not runs or length % (LANES * sequence):
-        return 0.0
-    data, group, _, tensor = train.parallel.mesh_shape(devices)
-    rows = train.batch_size / (data * group * train.microbatches)
-    heads = math.ceil(rows * model.heads / tensor)
-    if _exchanges_heads(model, train.parallel):
-        heads, sequence = math.ceil(heads / sequence), 1
-    sizes = choose_tiles(length, model.head_size, window, sequence, heads)
-    if not sizes.use_fused_bwd_kernel:
-        return 0.0
-    return heads * partial_sums_bytes(length, model.head_size, sequence, sizes.block_kv_dkv)

@@ -10,12 +10,13 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from models.attention.backend_choice import BackendChoice, choose_backend
+from models.attention.backend_choice import BackendChoice
 from models.shape.config import TransformerConfig
 from models.shape.footprint import check_chunks
 from pipeline.errors import InputError
 from training.config import OptimizerConfig, Parallelism, TrainConfig
 from training.config.batch_schedule import BatchPhase, batch_phases, largest_of
+from training.cost.attention import attention_backend
 from training.cost.compiler_options import compiler_options
 from training.cost.memory_estimate import Estimate, estimate
 from training.cost.memory_plan import Devices, check_batch, divisible, resolve
@@ -187,18 +188,3 @@ def check_lengths(
             f"TrainConfig.sequence_length: {train.sequence_length} is more than the {context} "
             "learned positions of TransformerConfig.context; change one of them"
         )
-
-
-def attention_backend(model: TransformerConfig, train: TrainConfig, platform: str) -> BackendChoice:
-    """The attention back end of a configuration, see `choose_backend`."""
-    return choose_backend(
-        train.attention,
-        platform,
-        position=train.sequence_length,
-        head_size=model.head_size,
-        soft_cap=model.attention_soft_cap,
-        segments=train.separate_documents,
-        window=model.window,
-        dtype=train.compute_dtype,
-        sequence_shards=train.parallel.sequence,
-    )

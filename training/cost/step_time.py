@@ -19,6 +19,7 @@ from typing import Any
 
 from models.shape.footprint import training_flops_per_token
 from pipeline.accelerators import TPUS, Chip
+from training.cost.attention import cycles_over_splash
 from training.cost.executed_flops import orthogonalization_flops
 from training.cost.memory_estimate import optimizer_bytes, own_matrices
 from training.cost.resolved_run import ResolvedPhase
@@ -162,6 +163,10 @@ def forecast(run: ResolvedPhase, chip: Chip) -> Forecast:
     if chip.name not in TPUS and (slower := SLOWER.get(run.backend.backend)):
         scores, flops = slower * counted.scores, slower * counted.score_flops
         counted = replace(counted, scores=scores, score_flops=flops)
+    if run.backend.backend == "ponente":
+        # All published rows are of other kernels; the ratio is the compiler's, not measured.
+        ratio = cycles_over_splash(model, train.sequence_length)
+        counted = replace(counted, scores=ratio * counted.scores)
     found = times(counted, chip, rates(chip))
     causal, full = (
         job.tokens * training_flops_per_token(model, train.sequence_length, causal=causal)

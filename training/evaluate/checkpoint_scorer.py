@@ -25,8 +25,8 @@ from pipeline.errors import CorruptOutput, InputError, StorageError, StoreUnavai
 from training.checkpoint.restore import load_model_onto
 from training.config import OptimizerConfig, Parallelism, TrainConfig
 from training.config.job import MetricsRow, Prompts
+from training.cost.attention import attention_backend
 from training.cost.memory_plan import resolve
-from training.cost.resolved_run import attention_backend
 from training.evaluate.evaluator import Evaluator, Split
 from training.evaluate.generate_samples import SampleGenerator
 from training.evaluate.loglikelihood import Likelihood

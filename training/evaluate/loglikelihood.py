@@ -32,7 +32,7 @@ from models.transformer import Transformer
 from pipeline.errors import InputError
 from training.config import TrainConfig
 from training.config.job import MetricsRow
-from training.cost.resolved_run import attention_backend
+from training.cost.attention import attention_backend
 from training.evaluate.evaluator import fetch
 from training.sharding.layout import Layout
 from training.step.train_step import Boundaries

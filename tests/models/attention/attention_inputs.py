@@ -5,10 +5,12 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.interpreters import partial_eval
 
 import models.named as hax
 from models.attention.dispatch import attend
 from models.attention.reference import Mask
+from models.transformer import Forward
 from tests.models import small
 
 
@@ -49,3 +51,45 @@ def value_and_gradients(backend, q, k, v, bar, **options):
         return jax.grad(objective, argnums=(0, 1, 2), has_aux=True)(q, k, v)
 
     return run(q, k, v)
+
+
+def difference_from_reference(
+    backend, shape, *, segmented=False, seed=0, dtype=jnp.float32, mesh_axes=None, **options
+):
+    """Of a kernel's output and all three gradients, at shape [batch, position, groups, size]."""
+    arrays = inputs(*shape, seed=seed)
+    options["segment_ids"] = segments(*shape[:2], seed) if segmented else None
+    narrow = [x.astype(dtype) for x in arrays]
+    want = value_and_gradients("reference", *(x.astype(jnp.float32) for x in narrow), **options)
+    got = value_and_gradients(backend, *narrow, **options, mesh_axes=mesh_axes, interpret=True)
+    # A window of one has gradients of zero: nothing to be relative to. All others are about one.
+    pairs = zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True)
+    return max(float(abs(g.astype(jnp.float32) - w).max() / max(abs(w).max(), 1)) for g, w in pairs)
+
+
+def kernel_calls(backend, remat):
+    """Calls of a kernel in the gradient of a small model."""
+    model = small.model(head_size=64, layers=2)
+    rows = small.named(small.tokens(1, 128))
+
+    def objective(model):
+        out = model.hidden(rows, forward=Forward(backend=backend, interpret=True, remat=remat))
+        return hax.sum(out).array
+
+    program = jax.make_jaxpr(jax.grad(objective))(model).jaxpr
+    # Without the dead code that every compiler removes, among it unused recomputation.
+    program, _ = partial_eval.dce_jaxpr(program, [True] * len(program.outvars))
+    return _count(program, "pallas_call")
+
+
+def _count(program, primitive):
+    """How often a primitive occurs in a program and the programs inside it."""
+    inner = [
+        part
+        for equation in program.eqns
+        for value in equation.params.values()
+        for part in (value if isinstance(value, (tuple, list)) else (value,))
+    ]
+    inner = [getattr(part, "jaxpr", part) for part in inner]
+    here = sum(equation.primitive.name == primitive for equation in program.eqns)
+    return here + sum(_count(part, primitive) for part in inner if hasattr(part, "eqns"))

@@ -83,14 +83,22 @@ def test_blockwise_equals_the_reference(options):
 
 
 CHOICES = [
-    ({}, "splash", "auto, 512 positions on tpu"),
+    ({}, "ponente", "never run on a chip; scores less a running maximum"),
+    ({"normalized": True}, "ponente", "scores unshifted up to 60 (QK-norm)"),
+    ({"soft_cap": 30.0}, "ponente", "scores unshifted up to 60 (soft cap)"),
+    ({"soft_cap": 90.0}, "ponente", "scores less a running maximum"),
+    ({"position": 8192}, "ponente", "of splash's scheduled cycles"),
+    ({"position": 128}, "splash", "times its scheduled cycles"),
+    ({"position": 2**17}, "splash", "not ponente: vector memory cannot hold 131072 keys of 128"),
+    ({"position": 2**15, "dtype": "float32"}, "splash", "vector memory cannot hold"),
+    ({"requested": "ponente", "normalized": True}, "ponente", "requested, never run on a chip"),
     ({"requested": "splash", "position": 128}, "splash", "requested"),
     ({"position": 500}, "blockwise", "500 positions are not a multiple of 128"),
-    ({"position": 128 * 37}, "splash", "only 128 divides"),
-    ({"head_size": 32}, "blockwise", "not splash: a head size of 32 is not a multiple of 64"),
-    ({"sequence_shards": 8}, "blockwise", "64 positions on each of 8 devices"),
-    ({"soft_cap": 3.0, "segments": True, "window": 100}, "splash", "auto"),
-    ({"platform": "gpu"}, "cudnn", "auto, 512 positions on gpu"),
+    ({"position": 128 * 2027}, "splash", "only 128 divides"),
+    ({"head_size": 32}, "blockwise", "not ponente: a head size of 32 is not a multiple of 64"),
+    ({"sequence_shards": 16}, "blockwise", "64 positions on each of 16 devices"),
+    ({"soft_cap": 3.0, "segments": True, "window": 100}, "ponente", "auto"),
+    ({"platform": "gpu"}, "cudnn", "auto, 1024 positions on gpu"),
     ({"platform": "gpu", "window": 100}, "cudnn", "auto"),
     ({"platform": "gpu", "soft_cap": 3.0}, "blockwise", "not cudnn: its kernels have no soft cap"),
     ({"platform": "gpu", "segments": True}, "triton", "not cudnn: JAX reads wrong keys"),
@@ -107,7 +115,7 @@ CHOICES = [
     ({"requested": "reference"}, "reference", "requested"),
     ({"requested": "blockwise"}, "blockwise", "requested"),
 ]
-BASE = {"requested": "auto", "platform": "tpu", "position": 512, "head_size": 128}
+BASE = {"requested": "auto", "platform": "tpu", "position": 1024, "head_size": 128}
 
 
 @pytest.mark.parametrize(("changes", "name", "why"), CHOICES, ids=str)
@@ -125,6 +133,8 @@ def test_the_choice_and_its_reason(changes, name, why):
         ({"requested": "splash", "platform": "cpu"}, "needs platform tpu and this is cpu"),
         ({"requested": "splash", "position": 500}, "500 positions"),
         ({"requested": "splash", "head_size": 32}, "head size of 32"),
+        ({"requested": "ponente", "head_size": 96}, "head size of 96"),
+        ({"requested": "ponente", "position": 2**18}, "vector memory"),
         ({"requested": "cudnn"}, "needs platform gpu and this is tpu"),
         ({"requested": "triton", "platform": "cpu"}, "needs platform gpu and this is cpu"),
         ({"requested": "triton", "platform": "gpu"}, "for documents that share a sequence"),

@@ -13,7 +13,6 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel
-from jax.interpreters import partial_eval
 
 import models.named as hax
 from models.attention import splash
@@ -21,7 +20,12 @@ from models.layers.axes import MeshAxes
 from models.shape.splash_tiles import choose_way
 from models.transformer import Forward
 from tests.models import small
-from tests.models.attention.attention_inputs import attended, inputs, segments, value_and_gradients
+from tests.models.attention.attention_inputs import (
+    attended,
+    difference_from_reference,
+    inputs,
+    kernel_calls,
+)
 
 
 @contextlib.contextmanager
@@ -48,16 +52,8 @@ def tiled(queries, keys, compute, fused):
     splash.build.cache_clear()
 
 
-def difference(shape, *, segmented=False, seed=0, dtype=jnp.float32, mesh_axes=None, **options):
-    """Of splash from the reference, in the output and all three gradients."""
-    arrays = inputs(*shape, seed=seed)
-    options["segment_ids"] = segments(*shape[:2], seed) if segmented else None
-    narrow = [x.astype(dtype) for x in arrays]
-    want = value_and_gradients("reference", *(x.astype(jnp.float32) for x in narrow), **options)
-    got = value_and_gradients("splash", *narrow, **options, mesh_axes=mesh_axes, interpret=True)
-    # A window of one has gradients of zero: nothing to be relative to. All others are about one.
-    pairs = zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True)
-    return max(float(abs(g.astype(jnp.float32) - w).max() / max(abs(w).max(), 1)) for g, w in pairs)
+difference = functools.partial(difference_from_reference, "splash")
+"""Of splash from the reference, in the output and all three gradients."""
 
 
 CASES = [
@@ -189,39 +185,12 @@ def test_in_the_model_under_every_kind_of_remat():
         assert small.relative(small.gradient(objective, model), want) < 2e-5
 
 
-def kernel_calls(remat):
-    model = small.model(head_size=64, layers=2)
-    rows = small.named(small.tokens(1, 128))
-
-    def objective(model):
-        out = model.hidden(rows, forward=Forward(backend="splash", interpret=True, remat=remat))
-        return hax.sum(out).array
-
-    program = jax.make_jaxpr(jax.grad(objective))(model).jaxpr
-    # Without the dead code that every compiler removes, among it unused recomputation.
-    program, _ = partial_eval.dce_jaxpr(program, [True] * len(program.outvars))
-    return count(program, "pallas_call")
-
-
-def count(program, primitive):
-    """How often a primitive occurs in a program and the programs inside it."""
-    inner = [
-        part
-        for equation in program.eqns
-        for value in equation.params.values()
-        for part in (value if isinstance(value, (tuple, list)) else (value,))
-    ]
-    inner = [getattr(part, "jaxpr", part) for part in inner]
-    here = sum(equation.primitive.name == primitive for equation in program.eqns)
-    return here + sum(count(part, primitive) for part in inner if hasattr(part, "eqns"))
-
-
 @pytest.mark.slow
 def test_saved_residuals_spare_the_second_forward_kernel():
     """Full recomputation runs the forward kernel twice, saving its residuals once."""
-    saving = kernel_calls("save:queries,keys,values,attention_residuals")
-    assert saving == kernel_calls("none") == 2  # forward, and the fused backward
-    assert kernel_calls("full") == 3
+    saving = kernel_calls("splash", "save:queries,keys,values,attention_residuals")
+    assert saving == kernel_calls("splash", "none") == 2  # forward, and the fused backward
+    assert kernel_calls("splash", "full") == 3
 
 
 PARAMETERS = {

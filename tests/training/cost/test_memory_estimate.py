@@ -19,8 +19,10 @@ V6E = 31.25 * GIB
 COPIED = Parallelism(sharding="replicated")
 
 
-def config(batch, position, **changes):
-    return TrainConfig(steps=10, batch_size=batch, sequence_length=position, **changes)
+def config(batch, position, attention="splash", **changes):
+    """With the kernel that most of these programs were compiled with."""
+    shape = {"batch_size": batch, "sequence_length": position, "attention": attention}
+    return TrainConfig(steps=10, **shape, **changes)
 
 
 def chosen(model, devices, train, limit=V6E, platform="tpu"):
@@ -123,7 +125,7 @@ def test_the_estimate_counts_whole_gradients_where_they_are_reduced_once():
 def test_gradients_are_reduced_once_a_step_where_nothing_hides_it_and_it_fits():
     """Between slices and on GPUs; in one slice, and where memory is short, each microbatch."""
     fixed = Parallelism(sharding="zero1", optimizer_memory="device")
-    train = config(256, 8192, microbatches=4, remat="matmuls", parallel=fixed)
+    train = config(256, 8192, "auto", microbatches=4, remat="matmuls", parallel=fixed)
     for platform, slices, limit, reduce in (
         ("tpu", 1, 40 * GIB, "microbatch"),
         ("tpu", 2, 40 * GIB, "step"),
@@ -212,7 +214,10 @@ def test_the_table_names_every_part_and_its_lines_add_up():
     assert total * GIB == pytest.approx(found.total, rel=1e-4)
 
 
-@pytest.mark.parametrize("changes", [{"platform": "gpu"}, {"attention": "blockwise"}])
+@pytest.mark.parametrize(
+    "changes",
+    [{"platform": "gpu", "attention": "auto"}, {"attention": "blockwise"}, {"attention": "auto"}],
+)
 def test_partial_sums_are_those_of_the_splash_kernel(changes):
     """Other kernels, and other platforms, write none."""
     platform = changes.pop("platform", "tpu")
@@ -261,7 +266,7 @@ def resolve_total(model, train, remat, place):
 
 def test_an_unknown_memory_is_enough():
     """A CPU's memory is not asked for: nothing is repeated and nothing split."""
-    found, why = chosen(presets.tomat_1b, 1, config(256, 8192), limit=None, platform="cpu")
+    found, why = chosen(presets.tomat_1b, 1, config(256, 8192, "auto"), limit=None, platform="cpu")
     assert (found.remat, found.parallel.sharding) == ("matmuls", "replicated")
     assert "not known" in why
 

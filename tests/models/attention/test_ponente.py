@@ -1,0 +1,285 @@
+"""Our TPU kernel, interpreted, against float64 and the reference: masks, sizes, scales, devices."""
+
+from __future__ import annotations
+
+import functools
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+
+import models.named as hax
+from models.attention import ponente
+from models.attention.tpu_scores import Shape
+from models.layers.axes import MeshAxes
+from models.shape.splash_tiles import choose_way
+from models.shape.tpu_tiles import SAFE, Row, Sight, choose_sight
+from models.transformer import Forward
+from tests.models import small
+from tests.models.attention.attention_inputs import (
+    attended,
+    difference_from_reference,
+    inputs,
+    kernel_calls,
+)
+
+difference = functools.partial(difference_from_reference, "ponente")
+"""Of our kernel from the reference, in the output and all three gradients."""
+
+
+@pytest.fixture
+def small_sight(monkeypatch):
+    """Makes every kernel with blocks of 256 and chunks of 128, where they divide the row."""
+
+    def choose(row):
+        return Sight(256 if row.queries % 256 == 0 else 128, 128, row.window)
+
+    monkeypatch.setattr(ponente, "choose_sight", choose)
+
+
+def exact(q, k, v, ids, window, cap, bar):
+    """Output and gradients in float64, arrays as the kernel's; a loop over rows and heads."""
+    q, k, v, bar = (np.asarray(x, np.float64) for x in (q, k, v, bar))
+    at = np.arange(q.shape[3])
+    out, q_bar, k_bar, v_bar = (np.zeros_like(x) for x in (q, q, k, v))
+    for row, head in np.ndindex(q.shape[:2]):
+        kv = head // (q.shape[1] // k.shape[1])
+        seen = at[:, None] <= at
+        if window is not None:
+            seen &= at - at[:, None] < window
+        if ids is not None:
+            seen &= ids[row][:, None] == ids[row]
+        scores = k[row, kv].T @ q[row, head]
+        slope = 1.0
+        if cap is not None:
+            share = np.tanh(scores / cap)
+            scores, slope = cap * share, 1 - share**2
+        scores = np.where(seen, scores, -np.inf)
+        weights = np.exp(scores - scores.max(0))
+        weights /= weights.sum(0)
+        out[row, head] = v[row, kv] @ weights
+        weights_bar = v[row, kv].T @ bar[row, head]
+        inner = (bar[row, head] * out[row, head]).sum(0)
+        scores_bar = weights * (weights_bar - inner) * slope
+        q_bar[row, head] = k[row, kv] @ scores_bar
+        k_bar[row, kv] += q[row, head] @ scores_bar.T
+        v_bar[row, kv] += bar[row, head] @ weights.T
+    return out, q_bar, k_bar, v_bar
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def run(shape, q, k, v, ids, bar):
+    starts = jnp.arange(0, shape.queries, shape.sight.block, dtype=jnp.int32)
+    out, pull = jax.vjp(lambda *x: ponente.attention(shape, starts, *x, ids), q, k, v)
+    return out, *pull(bar)
+
+
+def error(
+    *,
+    blocks=2,
+    block=256,
+    chunk=128,
+    heads=2,
+    kv_heads=1,
+    head_size=64,
+    window=None,
+    cap=None,
+    cuts=0.0,
+    scale=1.0,
+    shift=False,
+    dtype=jnp.float32,
+    seed=0,
+    change=None,
+):
+    """The largest difference of output and gradients from float64, relative to the largest value
+
+    Documents end after a position with the probability `cuts`; a quarter of the ids come again.
+    """
+    rng = np.random.default_rng(seed)
+    position = blocks * block
+
+    def draw(heads):
+        return rng.normal(size=(2, heads, head_size, position))
+
+    q, k, v, bar = (
+        draw(heads) * scale * head_size**-0.5,
+        draw(kv_heads),
+        draw(kv_heads),
+        draw(heads),
+    )
+    if change is not None:
+        change(q, k, v)
+    q, k, v, bar = (jnp.asarray(x, dtype) for x in (q, k, v, bar))
+    ids = np.cumsum(rng.random((2, position)) < cuts, 1)
+    ids = np.where(rng.random((2, 1)) < 0.25, ids % 3, ids).astype(np.int32) if cuts else None
+    window = None if window is None or window >= position else window
+    shape = Shape(
+        *(heads, kv_heads, position, position, head_size),
+        *(Sight(block, chunk, window), cap, ids is not None, shift),
+        interpret=True,
+    )
+    found = run(shape, q, k, v, None if ids is None else (ids, ids), bar)
+    wanted = exact(q, k, v, ids, window, cap, bar)
+    assert all(np.isfinite(np.asarray(x, np.float32)).all() for x in found)
+    # Where gradients of scores cancel, they are zero: relative to what they are multiplied with.
+    least = (1, float(abs(k).max()), float(abs(q).max()), 1)
+    return max(
+        np.abs(np.asarray(x, np.float64) - want).max() / max(np.abs(want).max(), size, 1e-3)
+        for x, want, size in zip(found, wanted, least, strict=True)
+    )
+
+
+@pytest.mark.slow
+@settings(max_examples=12, phases=(Phase.explicit, Phase.generate))  # shrinking takes minutes
+@given(
+    sizes=st.sampled_from([(3, 128, 128), (1, 256, 256), (2, 256, 128), (1, 384, 128)]),
+    heads=st.sampled_from([(1, 1), (4, 2), (3, 1)]),
+    head_size=st.sampled_from([64, 128, 256]),
+    window=st.none() | st.integers(1, 600),
+    cap=st.none() | st.floats(0.5, 100),
+    cuts=st.sampled_from([0.0, 0.002, 0.02, 0.5]),
+    scale=st.sampled_from([0.0, 1.0, 5.0, 100.0]),
+    shift=st.booleans(),
+    seed=st.integers(0, 999),
+)
+def test_any_mask_and_scale_equals_float64(sizes, heads, head_size, **options):
+    """Whatever the mask hides and however large the scores are."""
+    blocks, block, chunk = sizes
+    found = error(
+        **{"blocks": blocks, "block": block, "chunk": chunk, "head_size": head_size},
+        **{"heads": heads[0], "kv_heads": heads[1]},
+        **options,
+    )
+    assert found < 1e-5 + 1e-6 * options["scale"]  # float32 scores of up to 4 x scale
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shift", [False, True])
+@pytest.mark.parametrize("scale", [1.0, 30.0])
+def test_in_bfloat16(shift, scale):
+    """Within what rounding weights and results to 8 bits costs, shifted or not."""
+    assert error(scale=scale, shift=shift, dtype=jnp.bfloat16, window=200, cuts=0.01) < 0.015
+
+
+def constant(q, k, v):
+    k[...] = k[..., :1]
+
+
+def one_large(q, k, v):
+    k[..., 7] *= 1000
+
+
+def opposite(bound):
+    """All scores of a query are -bound but its own first key's, which is bound."""
+
+    def change(q, k, v):
+        k[...] = np.eye(k.shape[2])[:, :1] * -1.0
+        k[..., 0] *= -1
+        q[...] = np.eye(k.shape[2])[:, :1] * bound
+
+    return change
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shift", [False, True])
+@pytest.mark.parametrize(
+    "change",
+    [constant, one_large, opposite(SAFE - 1), opposite(80.0), opposite(-(SAFE - 1)), opposite(-80)],
+    ids=["constant", "one_large", "59", "80", "-59", "-80"],
+)
+def test_extreme_scores(change, shift):
+    """On both sides of the bound below which nothing is shifted: the worst that it allows, too."""
+    assert error(change=change, shift=shift, window=300) < 1e-4
+
+
+@pytest.mark.slow
+def test_rows_that_see_one_key():
+    """A window of one: the output is the value, and no gradient reaches a score."""
+    assert error(window=1, blocks=1) < 3e-5
+    assert error(cuts=1.0, blocks=1) < 3e-5
+
+
+@pytest.mark.slow
+def test_through_the_common_call(small_sight):
+    """Grouped heads and everything a mask has, with names in any order; and the chosen sizes."""
+    options = {"segmented": True, "soft_cap": 0.9, "window": 60}
+    assert difference((2, 512, 2, 2, 64), **options) < 1e-5
+    q, k, v, _ = inputs(1, 256, 2, 2, 64)
+    call = eqx.filter_jit(functools.partial(attended, backend="ponente", interpret=True))
+    want = call(q, k, v)
+    turned = q.rearrange(("kv_heads", "q_per_kv", "head_size", "batch", "position"))
+    got = call(turned, k.rearrange(("kv_heads", "head_size", "batch", "position")), v)
+    assert small.relative(got.rearrange(want.axes), want) == 0
+
+
+@pytest.mark.slow
+def test_with_the_chosen_sizes():
+    """Two blocks of the largest size and one odd row."""
+    assert difference((1, 2560, 1, 1, 64)) < 1e-5
+    assert choose_sight(Row(2560, 2560, 64, None, shift=True)).block == 1280
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("heads", [(), ("tensor",)])
+def test_over_devices_equals_one_device(heads):
+    """Under shard_map over batch and heads the kernel computes the same."""
+    with jax.set_mesh(small.mesh(data=2, tensor=2)):
+        mesh_axes = MeshAxes(("data",), heads)
+        assert difference((4, 128, 2, 2, 64), segmented=True, mesh_axes=mesh_axes) < 1e-5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kv_heads", "way", "options"),
+    [
+        (1, "gathered", {"window": 150, "segmented": True}),
+        (1, "zigzag", {}),
+        (1, "zigzag", {"segmented": True}),
+        (2, "heads", {"segmented": True, "soft_cap": 2.0}),
+    ],
+)
+def test_positions_over_devices_equal_one_device(kv_heads, way, options, small_sight):
+    """However the devices share a row, output and gradients are those of one device."""
+    assert choose_way(kv_heads, True, options.get("window"), 2) == way
+    with jax.set_mesh(small.mesh(data=2, sequence=2)):
+        mesh_axes = MeshAxes(("data",), (), ("sequence",))
+        assert difference((2, 1024, kv_heads, 2, 64), mesh_axes=mesh_axes, **options) < 1e-5
+
+
+@pytest.mark.slow
+def test_positions_heads_and_batch_over_devices():
+    """All three at once, positions over two axes of the mesh."""
+    mesh_axes = MeshAxes(("data",), ("tensor",), ("outer", "inner"))
+    options = {"window": 300, "segmented": True, "soft_cap": 2.0}
+    with jax.set_mesh(small.mesh(data=1, outer=2, inner=2, tensor=2)):
+        assert difference((1, 512, 2, 2, 64), mesh_axes=mesh_axes, **options) < 1e-5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("qk_norm", [True, False])
+def test_in_the_model_under_every_kind_of_remat(qk_norm):
+    """The model's gradients do not depend on the back end or on what its residuals cost."""
+    model = small.model(head_size=64, kv_heads=1, heads=2, layers=2, qk_norm=qk_norm)
+    rows = small.named(small.tokens(1, 128))
+
+    def squares(**forward):
+        return lambda model: (
+            hax.sum(hax.square(model.hidden(rows, forward=Forward(**forward)))).array
+        )
+
+    want = small.gradient(squares(backend="reference", remat="none"), model)
+    for remat in ("full", "save:queries,keys,values,attention_residuals"):
+        objective = squares(backend="ponente", interpret=True, remat=remat)
+        assert small.relative(small.gradient(objective, model), want) < 2e-5
+
+
+@pytest.mark.slow
+def test_saved_residuals_spare_the_second_forward_kernel():
+    """Full recomputation runs the forward kernel twice, saving its residuals once."""
+    saving = kernel_calls("ponente", "save:queries,keys,values,attention_residuals")
+    assert saving == kernel_calls("ponente", "none") == 2
+    assert kernel_calls("ponente", "full") == 3
