@@ -11,6 +11,8 @@ from pipeline.errors import InputError
 BACKENDS = ("reference", "blockwise", "ponente", "splash", "cudnn", "triton")
 KERNELS_OF = {"tpu": ("ponente", "splash"), "gpu": ("cudnn", "triton")}
 """By platform; "auto" takes the first that can run."""
+MADE_FOR = "v6e"
+"""The chip of our kernel: v4 and v5p have less vector memory; no other's schedule was read."""
 TRITON_TILE = 128
 BLOCKWISE_FROM = 256
 """Sequence length from which `blockwise` is faster than `reference` on a CPU."""
@@ -37,6 +39,7 @@ def choose_backend(
     dtype: str = "bfloat16",
     sequence_shards: int = 1,
     normalized: bool = False,
+    chip: str = "",
 ) -> BackendChoice:
     """The attention back end for these shapes and devices, and the reason for it.
 
@@ -45,6 +48,7 @@ def choose_backend(
         platform: of the devices that will run the program: "tpu", "cpu" or "gpu" (NVIDIA).
         sequence_shards: devices that share the positions of one sequence.
         normalized: whether queries and keys are, as with QK-norm.
+        chip: its name in `pipeline.accelerators`, or "".
     """
     if requested not in ("auto", *BACKENDS):
         raise InputError(
@@ -56,6 +60,8 @@ def choose_backend(
         needs = next((p for p, kernels in KERNELS_OF.items() if backend in kernels), platform)
         if needs != platform:
             return f"it needs platform {needs} and this is {platform}"
+        if backend == "ponente" and chip != MADE_FOR:
+            return f"it is made for {MADE_FOR} and this is {chip or 'not known'}"
         return kernel_obstacle(
             backend,
             position=position,
@@ -87,23 +93,23 @@ def choose_backend(
     else:
         backend, more = possible[0], others if possible[0] != next(iter(found)) else ""
         if backend == "ponente":
-            row = tpu_tiles.Row(
-                *(position // sequence_shards, position, head_size, window),
-                tpu_tiles.needs_shift(normalized, soft_cap),
-            )
-            theirs = row_cycles(position, head_size, window, sequence_shards)
-            ours = sum(tpu_tiles.row_cycles(row, tpu_tiles.choose_sight(row)))
-            if ours > theirs and "splash" in possible:
-                backend, more = (
-                    "splash",
-                    f"; ponente has {ours / theirs:.2f} times its scheduled cycles",
-                )
-            else:
-                more = f"; {ours / theirs:.2f} of splash's scheduled cycles"
-                more += _about_ponente(normalized, soft_cap)
+            shift = tpu_tiles.needs_shift(normalized, soft_cap)
+            row = tpu_tiles.Row(position // sequence_shards, position, head_size, window, shift)
+            backend, more = _cheaper(row, normalized)
         if backend == "splash" and only_narrow_tiles(position, head_size, sequence_shards):
             more = ", with slow tiles: only 128 divides the sequence length; use a multiple of 512"
     return BackendChoice(backend, f"{backend} attention: auto, {shape}{more}")
+
+
+def _cheaper(row: tpu_tiles.Row, normalized: bool) -> tuple[str, str]:
+    """The TPU kernel with fewer scheduled cycles for a row, and what to say of it."""
+    theirs = row_cycles(row.keys, row.head_size, row.window, row.keys // row.queries)
+    ratio = sum(tpu_tiles.row_cycles(row, tpu_tiles.choose_sight(row))) / theirs
+    if ratio > 1:
+        return "splash", f"; ponente has {ratio:.2f} times its scheduled cycles"
+    capped = None if row.shift or normalized else tpu_tiles.SAFE
+    about = _about_ponente(normalized, capped)
+    return "ponente", f"; {ratio:.2f} of splash's scheduled cycles{about}"
 
 
 def _about_ponente(normalized: bool, soft_cap: float | None) -> str:

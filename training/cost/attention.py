@@ -12,7 +12,9 @@ from training.config.parallelism import Parallelism
 from training.config.train import TrainConfig
 
 
-def attention_backend(model: TransformerConfig, train: TrainConfig, platform: str) -> BackendChoice:
+def attention_backend(
+    model: TransformerConfig, train: TrainConfig, platform: str, chip: str = ""
+) -> BackendChoice:
     """The attention back end of a configuration, see `choose_backend`."""
     return choose_backend(
         train.attention,
@@ -25,6 +27,7 @@ def attention_backend(model: TransformerConfig, train: TrainConfig, platform: st
         dtype=train.compute_dtype,
         sequence_shards=train.parallel.sequence,
         normalized=model.qk_norm,
+        chip=chip,
     )
 
 

@@ -90,6 +90,7 @@ def estimate(
     devices: int,
     *,
     platform: str = "tpu",
+    chip: str = "",
 ) -> Estimate:
     """Memory of one step on one of `devices` devices of a platform: "tpu", "gpu" or "cpu"."""
     parallel, shape = train.parallel, footprint(model)
@@ -112,7 +113,7 @@ def estimate(
     # The backward pass needs the residuals of a whole iteration of the loop over layers beside the
     # arrays of all layers; for one layer, `_working` includes them.
     others = shape.period * min(train.unroll, shape.cycles) - 1 if shape.cycles > 1 else 0
-    backend = attention_backend(model, train, platform).backend
+    backend = attention_backend(model, train, platform, chip).backend
     window = None if None in model.windows else max(filter(None, model.windows))
     chunk = tokens * model.padded_vocab_size / int(train.loss_chunks) / tensor
     return Estimate(

@@ -137,7 +137,7 @@ def resolve(
         found = dataclasses.replace(
             train, remat=remat, parallel=parallel, loss_chunks=chunks[sharding]
         )
-        size = estimate(model, optimizer, found, count, platform=platform)
+        size = estimate(model, optimizer, found, count, platform=platform, chip=devices.chip)
         # Ranked by offload first (none, optimizer state, residuals, both), then by cost.
         offload = (2 if remat == OFFLOADED else 0) + (place == "host")
         cost = recomputed(model, remat, train.sequence_length) + SHARDINGS[parallel.sharding]
@@ -225,7 +225,8 @@ def _larger_chunks(
     while chunks % 2 == 0 and tokens / chunks < model.embed:
         chunks //= 2
         wider = dataclasses.replace(train, loss_chunks=chunks)
-        larger = estimate(model, optimizer, wider, devices.count, platform=devices.platform)
+        where = {"platform": devices.platform, "chip": devices.chip}
+        larger = estimate(model, optimizer, wider, devices.count, **where)
         if larger.total > devices.limit:
             break
         train, size = wider, larger

@@ -134,16 +134,19 @@ def resolve_run(
     options = compiler_options(
         devices.platform, devices.chip, devices.count, train.compiler_options
     )
+    where = devices.platform, devices.chip
     chosen = {}
     for shape, (config, reason) in found.items():
-        backend = attention_backend(model, config, devices.platform)
-        size = estimate(model, optimizer, config, devices.count, platform=devices.platform)
+        backend = attention_backend(model, config, *where)
+        size = estimate(
+            model, optimizer, config, devices.count, platform=devices.platform, chip=devices.chip
+        )
         chosen[shape] = config, reason, backend, size
     phases = tuple(
         ResolvedPhase(model, optimizer, devices, each, *chosen[each.rows, each.pieces], options)
         for each in left
     )
-    return ResolvedRun(phases, attention_backend(model, train, devices.platform))
+    return ResolvedRun(phases, attention_backend(model, train, *where))
 
 
 def check_run(
@@ -166,7 +169,7 @@ def check_run(
         config = shape.config(train)
         for parallel in divisible(model, train.parallel, devices)[:1]:
             check_batch(config, parallel, devices.count, shape.first)
-        attention_backend(model, config, devices.platform)
+        attention_backend(model, config, devices.platform, devices.chip)
         if config.loss_chunks != "auto":
             positions = config.sequence_length // config.parallel.sequence
             check_chunks(positions, int(config.loss_chunks))

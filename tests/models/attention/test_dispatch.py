@@ -95,6 +95,8 @@ CHOICES = [
     ({"requested": "splash", "position": 128}, "splash", "requested"),
     ({"position": 500}, "blockwise", "500 positions are not a multiple of 128"),
     ({"position": 128 * 2027}, "splash", "only 128 divides"),
+    ({"chip": "v5p"}, "splash", "not ponente: it is made for v6e and this is v5p"),
+    ({"chip": ""}, "splash", "made for v6e and this is not known"),
     ({"head_size": 32}, "blockwise", "not ponente: a head size of 32 is not a multiple of 64"),
     ({"sequence_shards": 16}, "blockwise", "64 positions on each of 16 devices"),
     ({"soft_cap": 3.0, "segments": True, "window": 100}, "ponente", "auto"),
@@ -116,6 +118,7 @@ CHOICES = [
     ({"requested": "blockwise"}, "blockwise", "requested"),
 ]
 BASE = {"requested": "auto", "platform": "tpu", "position": 1024, "head_size": 128}
+BASE |= {"chip": "v6e"}
 
 
 @pytest.mark.parametrize(("changes", "name", "why"), CHOICES, ids=str)
@@ -134,6 +137,7 @@ def test_the_choice_and_its_reason(changes, name, why):
         ({"requested": "splash", "position": 500}, "500 positions"),
         ({"requested": "splash", "head_size": 32}, "head size of 32"),
         ({"requested": "ponente", "head_size": 96}, "head size of 96"),
+        ({"requested": "ponente", "chip": "v4"}, "made for v6e"),
         ({"requested": "ponente", "position": 2**18}, "vector memory"),
         ({"requested": "cudnn"}, "needs platform gpu and this is tpu"),
         ({"requested": "triton", "platform": "cpu"}, "needs platform gpu and this is cpu"),
