@@ -169,7 +169,8 @@ def vector_memory(row: Row, sight: Sight, itemsize: int, segments: bool, buffers
     """Bytes of vector memory of the backward kernel, with `buffers` of keys, values and results."""
     whole = row.head_size * row.keys * (4 * itemsize * buffers + 2 * 4)
     blocks = row.head_size * sight.block * (4 * itemsize * 2 + 4)
-    return whole + blocks + (row.keys * LANES * 4 if segments else 0)
+    exact = 32 * 2**20 if itemsize == 4 else 0  # parts of float32 operands
+    return whole + blocks + exact + (row.keys * LANES * 4 if segments else 0)
 
 
 def buffers_of(row: Row, sight: Sight, itemsize: int, segments: bool) -> int:
