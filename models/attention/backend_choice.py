@@ -145,6 +145,8 @@ def kernel_obstacle(
         if head_size % 64:
             return f"a head size of {head_size} is not a multiple of 64"
     if backend == "ponente":
+        if dtype == "float16":
+            return "its exponentials need the exponents of bfloat16 or float32, not float16"
         row = tpu_tiles.Row(position // sequence_shards, position, head_size, window, shift=True)
         sight, itemsize = tpu_tiles.choose_sight(row), 2 if dtype in DTYPES else 4
         if not tpu_tiles.buffers_of(row, sight, itemsize, segments):

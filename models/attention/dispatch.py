@@ -49,8 +49,8 @@ def attend(
     `q` [batch, position, kv_heads, q_per_kv, head_size] is scaled, `k` and `v` are [batch,
     position, kv_heads, head_size], in any order. The output and the log-sum-exp that a back end
     saves for its backward pass have the checkpoint name "attention_residuals". `mesh_axes` are for
-    the kernels; the compiler partitions the other back ends. `interpret` runs splash and triton in
-    the Pallas interpreter.
+    the kernels; the compiler partitions the other back ends. `interpret` runs ponente, splash and
+    triton in the Pallas interpreter.
     """
     position, head_size = (q.resolve_axis(name).size for name in (POSITION, HEAD_SIZE))
     if mask.window is not None and mask.window < 1:

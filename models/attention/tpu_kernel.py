@@ -34,6 +34,11 @@ from models.attention.tpu_scores import (
 )
 from models.shape.tpu_tiles import LANES, SAFE, Piece
 
+VECTOR_MEMORY_LIMIT = 96 * 2**20
+"""Bytes of vector memory that the compiler may use for a kernel, whatever its options say."""
+MOST_KINDS = 2**17
+"""Numbers in scalar memory, which has 1 MiB, that say what segments make of chunks."""
+
 
 # Inside jit: JAX drops a call whose results nobody needs, but never a kernel.
 @functools.partial(jax.jit, static_argnums=0)
@@ -135,9 +140,10 @@ def _call(
         "q_ids": pl.BlockSpec((1, 1, block), functools.partial(at, "q_ids")),
         "k_ids": pl.BlockSpec((1, 1, keys), functools.partial(at, "k_ids")),
     }
-    kinds = jnp.zeros(1, jnp.int32)
+    kinds = jnp.full(1, MASK, jnp.int32)
     if ids is not None:
-        kinds = kinds_of(shape, *ids)
+        found = kinds_of(shape, *ids)
+        kinds = found if found.size <= MOST_KINDS else kinds
         of_ids = [("q_ids", ids[0][:, None]), ("k_ids", ids[1][:, None])]
         inputs = [*inputs[:3], *of_ids, *inputs[3:]]
         scratch = [*scratch, pltpu.VMEM((keys, LANES), jnp.int32)]
@@ -151,7 +157,9 @@ def _call(
             scratch_shapes=scratch,
         ),
         out_shape=[made for _, made in outputs],
-        compiler_params=pltpu.CompilerParams(dimension_semantics=("arbitrary",) * len(grid)),
+        compiler_params=pltpu.CompilerParams(
+            dimension_semantics=("arbitrary",) * len(grid), vmem_limit_bytes=VECTOR_MEMORY_LIMIT
+        ),
         interpret=shape.interpret,
         name=f"ponente{kernel.__name__}",
     )(starts, kinds, *(array for _, array in inputs))
@@ -324,6 +332,8 @@ def _every_chunk(shape: Shape, run: Callable[[Any], None]) -> None:
 
 
 def _kind_of(shape: Shape, kinds: Any, row: Any, block: Any) -> Callable[[Any], Any]:
+    if kinds.shape == (1,):  # too many rows and chunks for a table: all are masked
+        return lambda _: kinds[0]
     first = (row * shape.blocks + block) * (shape.keys // shape.sight.chunk)
     return lambda chunk: kinds[first + chunk]
 

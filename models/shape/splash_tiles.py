@@ -148,6 +148,7 @@ def choose_tiles(
     )
 
 
+@functools.cache
 def row_cycles(
     position: int, head_size: int, window: int | None, sequence_shards: int = 1
 ) -> float:

@@ -28,7 +28,7 @@ LATENCY = 110
 PIECE_CYCLES = 110
 """Cycles that a piece of a partial chunk takes beside its scores."""
 VECTOR_MEMORY = 88 * 2**20
-"""Bytes that a kernel may plan with, of the 96 MiB of `training.step.state`."""
+"""Bytes that a kernel may plan with, of the 96 MiB that it may use."""
 
 
 class Piece(NamedTuple):
@@ -140,6 +140,7 @@ def choose_sight(row: Row) -> Sight:
     return min(every, key=lambda sight: (sum(row_cycles(row, sight)), -sight.block))
 
 
+@functools.cache
 def row_cycles(row: Row, sight: Sight, group: int = 1) -> tuple[float, float]:
     """Scheduled cycles of a row, forward and backward; `group` query heads share a key head."""
     nearest = COSTS[min(COSTS, key=lambda size: abs(size - row.head_size))]

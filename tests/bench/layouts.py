@@ -48,23 +48,20 @@ def fields(name: str) -> dict[str, Any]:
 def line(options: Any, name: str) -> dict[str, Any]:
     """The measurement of one layout."""
     from tests.training.hlo import cost
-    from training.config import OptimizerConfig
-    from training.cost.memory_estimate import GIB, estimate
+    from training.cost.memory_estimate import GIB
     from training.preflight import preflight
 
     remat = options.remat[0] if options.remat else "matmuls"
     program = make_program(options, remat=remat, parallel=fields(name))
     found, compiled = preflight(program)
     counted = None if compiled is None else cost(compiled.as_text())
-    optimizer = OptimizerConfig(**dict(options.set_optimizer))
-    guess = estimate(program.model, optimizer, program.train, program.layout.devices)
     return {
         "measure": "layout",
         "layout": name,
         **described(options, program),
         "fits": found.fits,
         "gib": round(found.peak_gib or found.need_gib, 3),
-        "estimate_gib": round(guess.total / GIB, 3),
+        "estimate_gib": round(program.estimate.total / GIB, 3),
         "cycles": None if counted is None else counted.cycles,
         "collectives": {
             each.kind: {"count": each.count, "mb": round(each.bytes / 1e6, 1)}

@@ -7,7 +7,7 @@ import math
 from models.attention.backend_choice import BackendChoice, choose_backend
 from models.shape import splash_tiles, tpu_tiles
 from models.shape.config import TransformerConfig
-from models.shape.splash_tiles import choose_tiles, choose_way, partial_sums_bytes
+from models.shape.splash_tiles import LANES, choose_tiles, choose_way, partial_sums_bytes
 from training.config.parallelism import Parallelism
 from training.config.train import TrainConfig
 
@@ -41,12 +41,16 @@ def partial_sums(
     train: TrainConfig,
     devices: int,
     window: int | None,
-    backend: str,
+    platform: str = "tpu",
+    chip: str = "",
 ) -> float:
     """Bytes that splash's fused backward kernel writes in one layer; 0 where it does not run."""
-    if backend != "splash":
-        return 0.0
     sequence, length = train.parallel.sequence, train.sequence_length
+    backend = train.attention
+    if backend == "auto" and platform == "tpu":
+        backend = attention_backend(model, train, platform, chip).backend
+    if platform != "tpu" or backend != "splash" or length % (LANES * sequence):
+        return 0.0
     data, group, _, tensor = train.parallel.mesh_shape(devices)
     rows = train.batch_size / (data * group * train.microbatches)
     heads = math.ceil(rows * model.heads / tensor)

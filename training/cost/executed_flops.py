@@ -9,6 +9,7 @@ two separate kernels); the reference makes 2 and 6 over all pairs. Imports no JA
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 from models.shape.config import TransformerConfig
 from models.shape.footprint import attended_pairs, footprint
@@ -83,12 +84,14 @@ def executed_flops(
     weights += model.layers * sum(
         2 * each.rows * each.columns for each in shape.matrices if each.result in again
     )
+    with_splash = replace(train, attention="splash")
     pairs = 0  # of a token and a position, over all layers and matmuls of attention
     for window, layers in Counter(shape.windows).items():
         if backend == "reference":
             matmuls, visible = 8, length**2
         else:
-            fused = backend != "splash" or partial_sums(model, train, devices, window, backend) > 0
+            fused = backend in ("cudnn", "ponente")
+            fused = fused or partial_sums(model, with_splash, devices, window) > 0
             matmuls, visible = 7 if fused else 9, attended_pairs(length, window)
         pairs += layers * visible * (matmuls + 2 * (ATTENTION in again))
     attention = 2 * shape.widths["queries"] * pairs / length

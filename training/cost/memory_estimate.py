@@ -19,7 +19,7 @@ from models.shape.splash_tiles import LANES
 from pipeline.errors import InputError
 from training.config import OptimizerConfig, Parallelism, TrainConfig
 from training.config.optimizer import moment_bytes
-from training.cost.attention import attention_backend, exchanges_heads, partial_sums
+from training.cost.attention import exchanges_heads, partial_sums
 
 GIB = 2**30
 
@@ -113,7 +113,6 @@ def estimate(
     # The backward pass needs the residuals of a whole iteration of the loop over layers beside the
     # arrays of all layers; for one layer, `_working` includes them.
     others = shape.period * min(train.unroll, shape.cycles) - 1 if shape.cycles > 1 else 0
-    backend = attention_backend(model, train, platform, chip).backend
     window = None if None in model.windows else max(filter(None, model.windows))
     chunk = tokens * model.padded_vocab_size / int(train.loss_chunks) / tensor
     return Estimate(
@@ -126,7 +125,7 @@ def estimate(
             **_times(tokens, _working(model, train.remat, width, parallel)),
             "residuals of the loop's other layers": tokens * others * sum(residuals.values()),
             "partial sums of attention's backward": partial_sums(
-                model, train, devices, window, backend
+                model, train, devices, window, platform, chip
             ),
         },
         loss={"logits of a chunk": 4 * chunk, "their gradient": width * chunk},

@@ -83,7 +83,9 @@ class Scorer:
     def __init__(self, job: ScoreJob, devices: Sequence[jax.Device] | None = None) -> None:
         train, self._layout = _placed(job.model, job.train, devices)
         self._job = job
-        backend = attention_backend(job.model, train, self._layout.platform).backend
+        backend = attention_backend(
+            job.model, train, self._layout.platform, self._layout.chip
+        ).backend
         ids = job.model.vocab_size
         boundaries = Boundaries(
             eos_id=job.eos_id,

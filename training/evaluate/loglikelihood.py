@@ -141,7 +141,7 @@ def _make_step(
             loss_chunks="auto",
             attention="auto",
         )
-        backend = attention_backend(config, of_length, layout.platform).backend
+        backend = attention_backend(config, of_length, layout.platform, layout.chip).backend
         with layout.activations(), exact_products(train.compute_dtype):
             nll, best = score_tokens(
                 layout.gather_model(cast(model, jnp.dtype(train.compute_dtype))),

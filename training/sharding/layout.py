@@ -28,6 +28,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, use_abstr
 import models.named as hax
 from models.layers.axes import LAYERS, MeshAxes, sum_scatter
 from models.transformer import Forward
+from pipeline.accelerators import chip_of
 from pipeline.errors import InputError
 from training.config import Parallelism
 from training.config.parallelism import FSDP, MESH_AXES, AxisRules, Rules, assign
@@ -97,6 +98,12 @@ class Layout:
     @property
     def platform(self) -> str:
         return self.mesh.devices.flat[0].platform
+
+    @property
+    def chip(self) -> str:
+        """Its name in `pipeline.accelerators`, or ""."""
+        found = chip_of(self.mesh.devices.flat[0].device_kind)
+        return "" if found is None else found.name
 
     @property
     def rules(self) -> AxisRules:

@@ -138,6 +138,7 @@ def test_the_choice_and_its_reason(changes, name, why):
         ({"requested": "splash", "head_size": 32}, "head size of 32"),
         ({"requested": "ponente", "head_size": 96}, "head size of 96"),
         ({"requested": "ponente", "chip": "v4"}, "made for v6e"),
+        ({"requested": "ponente", "dtype": "float16"}, "not float16"),
         ({"requested": "ponente", "position": 2**18}, "vector memory"),
         ({"requested": "cudnn"}, "needs platform gpu and this is tpu"),
         ({"requested": "triton", "platform": "cpu"}, "needs platform gpu and this is cpu"),

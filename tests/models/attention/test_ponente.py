@@ -13,7 +13,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 import models.named as hax
-from models.attention import ponente
+from models.attention import ponente, tpu_kernel
 from models.attention.tpu_scores import Shape
 from models.layers.axes import MeshAxes
 from models.shape.splash_tiles import choose_way
@@ -196,6 +196,28 @@ def test_extreme_scores(change, shift):
     assert error(change=change, shift=shift, window=300) < 1e-4
 
 
+def one_head_is_large(q, k, v):
+    k[1, 1] *= 300
+
+
+@pytest.mark.slow
+def test_the_norms_are_those_of_the_rows_own_head():
+    """One key head of one row has scores beyond the bound, and its neighbours have not."""
+    options = {"heads": 4, "kv_heads": 2, "block": 128}
+    assert error(change=one_head_is_large, **options) < 3e-4
+
+
+@pytest.mark.slow
+def test_without_a_table_of_what_segments_hide(monkeypatch):
+    """More chunks than scalar memory can tell apart: every one is masked, with the same result."""
+    monkeypatch.setattr(tpu_kernel, "MOST_KINDS", 1)
+    run.clear_cache()
+    tpu_kernel.forward.clear_cache()
+    assert error(cuts=0.01) < 3e-5
+    run.clear_cache()
+    tpu_kernel.forward.clear_cache()
+
+
 @pytest.mark.slow
 def test_rows_that_see_one_key():
     """A window of one: the output is the value, and no gradient reaches a score."""
@@ -205,7 +227,7 @@ def test_rows_that_see_one_key():
 
 @pytest.mark.slow
 def test_through_the_common_call(small_sight):
-    """Grouped heads and everything a mask has, with names in any order; and the chosen sizes."""
+    """Grouped heads and everything a mask has, with names in any order."""
     options = {"segmented": True, "soft_cap": 0.9, "window": 60}
     assert difference((2, 512, 2, 2, 64), **options) < 1e-5
     q, k, v, _ = inputs(1, 256, 2, 2, 64)
@@ -237,7 +259,7 @@ def test_over_devices_equals_one_device(heads):
     ("kv_heads", "way", "options"),
     [
         (1, "gathered", {"window": 150, "segmented": True}),
-        (1, "zigzag", {}),
+        (1, "zigzag", {"normalized": True}),
         (1, "zigzag", {"segmented": True}),
         (2, "heads", {"segmented": True, "soft_cap": 2.0}),
     ],

@@ -9,14 +9,12 @@ from hypothesis import strategies as st
 
 from models.shape.tpu_tiles import (
     LANES,
-    VECTOR_MEMORY,
     Row,
     Sight,
     buffers_of,
     choose_sight,
     needs_shift,
     row_cycles,
-    vector_memory,
 )
 from tests.tpu_compiler import needs_libtpu, printed
 
@@ -87,8 +85,6 @@ def test_vector_memory_holds_the_rows_that_users_have():
         row = Row(positions, positions, size, None, shift=False)
         sight = choose_sight(row)
         found[size, positions] = buffers_of(row, sight, 2, segments=False)
-        used = vector_memory(row, sight, 2, False, found[size, positions] or 1)
-        assert (used < VECTOR_MEMORY) == (found[size, positions] > 0)
     assert list(found.values()) == [2, 2, 1, 1, 0]
 
 
@@ -105,10 +101,10 @@ def test_cycles_are_those_of_the_compilers_schedule():
     """Of rows with and without a window, by the bench, which prints what it promises."""
     bench = ("-m", "tests.bench.attention_cycles", "--head", "64", "--kernel", "ponente")
     (full,) = printed(*bench, "--positions", "4096")
-    (windowed,) = printed(*bench, "--positions", "4096", "--window", "1024", "--segments")
+    (windowed,) = printed(*bench, "--positions", "4096", "--window", "1024")
     for line, window in ((full, None), (windowed, 1024)):
         row = Row(4096, 4096, 64, window, shift=False)
         assert line["tile"] == [choose_sight(row).block, choose_sight(row).chunk]
         forward, backward = row_cycles(row, choose_sight(row))
-        assert line["forward"] == pytest.approx(forward, rel=0.35 if window else 0.1)
-        assert line["backward"] == pytest.approx(backward, rel=0.35 if window else 0.1)
+        assert line["forward"] == pytest.approx(forward, rel=0.2 if window else 0.1)
+        assert line["backward"] == pytest.approx(backward, rel=0.2 if window else 0.1)
