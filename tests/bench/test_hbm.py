@@ -58,8 +58,8 @@ def test_a_program_that_does_not_fit():
     assert line["peak_gib"] is None
     assert (line["batch"], line["seq"], line["devices"]) == (512, 8192, 4)
     assert set(line["versions"]) == {"jax", "libtpu"}
-    # With 128 sequences on a device the backward pass has two kernels: 9 matmuls of scores for 6.
-    assert line["executed_over_model"] == pytest.approx(1.1627, abs=0.0001)
+    # The backward pass computes the scores once more: 7 matmuls of attention for 6.
+    assert line["executed_over_model"] == pytest.approx(1.0542, abs=0.0001)
 
 
 def test_the_peers_figures_are_named_by_presets():
