@@ -95,25 +95,23 @@ def choose_backend(
         if backend == "ponente":
             shift = tpu_tiles.needs_shift(normalized, soft_cap)
             row = tpu_tiles.Row(position // sequence_shards, position, head_size, window, shift)
-            backend, more = _cheaper(row, normalized)
+            backend, more = _cheaper(row, _about_ponente(normalized, soft_cap))
         if backend == "splash" and only_narrow_tiles(position, head_size, sequence_shards):
             more = ", with slow tiles: only 128 divides the sequence length; use a multiple of 512"
     return BackendChoice(backend, f"{backend} attention: auto, {shape}{more}")
 
 
-def _cheaper(row: tpu_tiles.Row, normalized: bool) -> tuple[str, str]:
+def _cheaper(row: tpu_tiles.Row, about: str) -> tuple[str, str]:
     """The TPU kernel with fewer scheduled cycles for a row, and what to say of it."""
     theirs = row_cycles(row.keys, row.head_size, row.window, row.keys // row.queries)
     ratio = sum(tpu_tiles.row_cycles(row, tpu_tiles.choose_sight(row))) / theirs
     if ratio > 1:
         return "splash", f"; ponente has {ratio:.2f} times its scheduled cycles"
-    capped = None if row.shift or normalized else tpu_tiles.SAFE
-    about = _about_ponente(normalized, capped)
     return "ponente", f"; {ratio:.2f} of splash's scheduled cycles{about}"
 
 
 def _about_ponente(normalized: bool, soft_cap: float | None) -> str:
-    """How its scores are shifted, and that nobody has run it on a chip."""
+    """How its scores are shifted, and that it has never run on a chip."""
     shift = "scores less a running maximum"
     if not tpu_tiles.needs_shift(normalized, soft_cap):
         shift = f"scores unshifted up to {tpu_tiles.SAFE:.0f}"

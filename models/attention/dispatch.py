@@ -1,11 +1,11 @@
 """Causal grouped-query attention: one entry point, several back ends.
 
 `reference` is plain Haliax and materializes all scores in float32. `blockwise` is plain JAX and
-holds one block of scores at a time. `ponente` is our
-kernel for TPUs, `splash` JAX's,  `cudnn` the fused
-kernel for NVIDIA GPUs, `triton` the one for documents there. All compute softmax(cap(q k^T)) v with
-scaled queries: a position attends to itself and to earlier positions of its segment, with a window
-only to the last `window` of these. No back end falls back to another silently.
+holds one block of scores at a time. `ponente` is our kernel for TPUs, `splash` JAX's, `cudnn` the
+fused kernel for NVIDIA GPUs, `triton` the one for documents there. All compute
+softmax(cap(q k^T)) v with scaled queries: a position attends to itself and to earlier positions of
+its segment, with a window only to the last `window` of these. No back end falls back to another
+silently.
 """
 
 from __future__ import annotations
