@@ -248,7 +248,8 @@ def show(context: Context) -> int:
     _section("source", {name: str(summary) for name, summary in manifest.sources.items()})
     for line in manifest.alias.differences if manifest.alias else ():
         say(f"  ignoring    {line}")
-    _section("config", {**entry.node.config, **entry.node.runtime})
+    config = {name: plain_identity(value) for name, value in entry.node.config.items()}
+    _section("config", {**config, **entry.node.runtime})
     _section("result", {k: v for k, v in manifest.result.items() if k != "headline"})
     _section("made from", {a.manifest.label: a.path for a in up})
     _section("used by", {name: "" for name in down})

@@ -191,6 +191,8 @@ def _grouped(request: Request, inputs: dict[str, tuple[str, Manifest]]) -> dict[
     """The body's input arguments: artifacts or `Live`, tuples of them, or None."""
     arguments: dict[str, Any] = {}
     for name, declared in request.step.signature.inputs.items():
+        if name in request.arguments:  # a value in place of an input
+            continue
         opened = tuple(
             Live(declared.kind, read.path, read.key, read.live)
             if read.live is not None

@@ -125,7 +125,7 @@ class Execution:
         if needed:
             for node in needed:  # now: a file may be edited while others run
                 self._states.code_of(node)
-            shared = provenance.collect(node.step.function for node in needed)
+            shared = provenance.collect(f for node in needed for f in node.functions)
             self._there.provenance = {**shared.record, "diff": self._log.keep_diff(shared.diff)}
             self._log.emit(events.Provenance(shared.record["git"]))
         for node in needed:

@@ -108,7 +108,7 @@ class States(dict[str, NodeState]):
         super().__init__((node.key, NodeState(node, i)) for i, node in enumerate(order))
         self._phases: dict[NodePhase, dict[str, NodeState]] = {phase: {} for phase in NodePhase}
         self.candidates: OrderedDict[str, NodeState] = OrderedDict()
-        self._codes: dict[Callable[..., Any], dict[str, Any]] = {}
+        self._codes: dict[tuple[Callable[..., Any], ...], dict[str, Any]] = {}
         self.users: dict[str, list[Node]] = {}
         for node in order:
             for child in node.inputs.values():
@@ -116,10 +116,9 @@ class States(dict[str, NodeState]):
 
     def code_of(self, node: Node) -> dict[str, Any]:
         """The code of a node's step when it was asked for first, see `source_code.record`."""
-        function = node.step.function
-        if function not in self._codes:
-            self._codes[function] = record(function)
-        return self._codes[function]
+        if node.functions not in self._codes:
+            self._codes[node.functions] = record(*node.functions)
+        return self._codes[node.functions]
 
     def move(self, state: NodeState, phase: NodePhase) -> None:
         assert phase is state.phase or phase in _MOVES[state.phase], (state.phase, phase)

@@ -17,12 +17,16 @@ from pipeline.identity.listing import External
 
 @dataclass(frozen=True)
 class InputType:
-    """An input argument: its artifact class, and whether it may be None, a tuple, or read live."""
+    """An input argument: its artifact class, and whether it may be None, a tuple, or read live.
+
+    Where `or_value`, a configuration value may be given instead: `Annotated[Documents | str, ...]`.
+    """
 
     kind: type[Artifact]
     optional: bool = False
     many: bool = False
     live: bool = False
+    or_value: bool = False
 
 
 @dataclass(frozen=True)
@@ -76,9 +80,9 @@ def read_signature(function: Callable[..., Any]) -> Signature:
 
 def _as_input(annotation: Any) -> InputType | None:
     """The input that an annotation with an artifact class declares; None for any other one."""
-    if Live in getattr(annotation, "__metadata__", ()):
+    if marks := getattr(annotation, "__metadata__", ()):
         found = _as_input(typing.get_args(annotation)[0])
-        return replace(found, live=True) if found is not None else None
+        return replace(found, live=Live in marks) if found is not None else None
     if typing.get_origin(annotation) is tuple:
         first, *rest = typing.get_args(annotation)
         if rest == [...] and isinstance(first, type) and issubclass(first, Artifact):
@@ -89,4 +93,7 @@ def _as_input(annotation: Any) -> InputType | None:
         else (annotation,)
     )
     kinds = [o for o in options if isinstance(o, type) and issubclass(o, Artifact)]
-    return InputType(kinds[0], type(None) in options) if len(kinds) == 1 else None
+    if len(kinds) != 1:
+        return None
+    others = {option for option in options if option not in (kinds[0], type(None))}
+    return InputType(kinds[0], type(None) in options, or_value=bool(others))

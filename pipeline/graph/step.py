@@ -100,6 +100,12 @@ class Node:
         self.key = digests.key(self.identity, {name: node.key for name, node in inputs.items()})
         self.directory = f"{step.name}-{self.key[:_KEY_DIGITS]}"  # of its output, in a store
         self.reads_lineage = step.reads_lineage
+        # Whose code makes the output: the step's, and what its configuration calls.
+        called = (
+            vars(each).get("__call__") if isinstance(each, type) else each
+            for each in self.classes.values()
+        )
+        self.functions = (step.function, *filter(None, called))
 
     def advice(self) -> list[str]:
         return self.step.advise({**self.config, **self.runtime}) if self.step.advise else []
@@ -165,11 +171,13 @@ class StepSpec(Generic[P, A]):
             raise InputError(f"{self.name}(): {error}") from None
         bound.apply_defaults()
         for name, external in self.signature.externals.items():
-            if (value := bound.arguments[name]) is not None:
+            value = bound.arguments[name]
+            if value is not None and not isinstance(value, Node):
                 bound.arguments[name] = external.absolute(value)
         inputs, config, runtime = {}, {}, {}
         for name, value in bound.arguments.items():
-            if name in self.signature.inputs:
+            expected = self.signature.inputs.get(name)
+            if expected and (isinstance(value, Node) or value is None or not expected.or_value):
                 inputs |= dict(self._input_nodes(name, value))
             elif isinstance(value, Node):
                 raise InputError(

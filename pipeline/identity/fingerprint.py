@@ -23,6 +23,7 @@ import math
 import os
 import re
 import sys
+import types
 import typing
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
@@ -34,8 +35,8 @@ from pipeline.identity.secret_text import REMEDY, SECRET
 MAX_DEPTH = 64
 # Longer integers are written in hexadecimal: Python limits the length of decimal conversions.
 _DECIMAL_BITS = 1024
-# Classes of configurations by their name in keys.
-Classes = dict[str, type]
+# Classes and functions of configurations by their name in keys.
+Classes = dict[str, Any]
 _BUILTINS = (int, float, complex, str, bytes, bytearray, list, tuple, dict, set, frozenset)
 
 
@@ -149,6 +150,8 @@ def _canonical(value: Any, path: str, depth: int, classes: Classes) -> Any:
     if isinstance(value, set | frozenset) and type(value) in (set, frozenset):
         members = [_canonical(item, f"{path}{{}}", depth + 1, classes) for item in value]
         return {"set": sorted(members, key=_order)}
+    if isinstance(value, types.FunctionType | functools.partial):
+        return _canonical_function(value, path, depth, classes)
     if isinstance(value, dict) and type(value) is dict:
         pairs = []
         for key, item in value.items():
@@ -158,9 +161,25 @@ def _canonical(value: Any, path: str, depth: int, classes: Classes) -> Any:
         return {"dict": sorted(pairs, key=lambda pair: _order(pair[0]))}
     raise InputError(
         f"{path}: a value of type {type(value).__module__}.{type(value).__qualname__} cannot be "
-        "part of a step's identity; use numbers, strings, tuples, dicts, enums or frozen "
-        "dataclasses of these"
+        "part of a step's identity; use numbers, strings, tuples, dicts, enums, functions or "
+        "frozen dataclasses of these"
     )
+
+
+def _canonical_function(value: Any, path: str, depth: int, classes: Classes) -> dict[str, Any]:
+    """A function by its name, and the arguments that `functools.partial` gives it.
+
+    Its code is not part of it: a step that takes one has a version for it.
+    """
+    if isinstance(value, functools.partial):
+        parts = {"partial": value.func, "args": value.args, "keywords": value.keywords}
+        return {n: _canonical(v, f"{path}.{n}", depth + 1, classes) for n, v in parts.items()}
+    if not value.__qualname__.replace(".", "").isidentifier():
+        raise InputError(
+            f"{path}: {value.__qualname__} has no name by which a step's identity could know it; "
+            "define it with def, at the top of a file"
+        )
+    return {"function": _name_of(value, path, classes)}
 
 
 def plain(tree: Any) -> Any:
@@ -175,6 +194,8 @@ def plain(tree: Any) -> Any:
         ((tag, value),) = tree.items()
         if tag == "float" and isinstance(value, str):
             return float.fromhex(value)
+        if tag == "function":
+            return value
         if tag == "bytes" and isinstance(value, str):
             return f"0x{value}"
         if tag in ("list", "tuple", "set") and isinstance(value, list):
@@ -246,7 +267,7 @@ def canonical_default(value: Any) -> tuple[Any, ...]:
         return ()
 
 
-def _name_of(cls: type, path: str, classes: Classes) -> str:
+def _name_of(cls: Any, path: str, classes: Classes) -> str:
     name = vars(cls).get("identity_name")
     if name is None:
         if "<locals>" in cls.__qualname__:
@@ -258,17 +279,17 @@ def _name_of(cls: type, path: str, classes: Classes) -> str:
     return name
 
 
-def _register(classes: Classes, name: str, cls: type, path: str) -> None:
+def _register(classes: Classes, name: str, cls: Any, path: str) -> None:
     other = classes.setdefault(name, cls)
     if other is not cls and _home(other) != _home(cls):
         raise InputError(
-            f"{path}: two different classes are named {name!r} in keys: "
+            f"{path}: two of different files are named {name!r} in keys: "
             f"{other.__module__}.{other.__qualname__} and {cls.__module__}.{cls.__qualname__}; "
             'give one of them another name: identity_name: ClassVar[str] = "..."'
         )
 
 
-def _home(cls: type) -> tuple[str, str]:
+def _home(cls: Any) -> tuple[str, str]:
     file = getattr(sys.modules.get(cls.__module__), "__file__", None)
     return os.path.realpath(file) if file else cls.__module__, cls.__qualname__
 

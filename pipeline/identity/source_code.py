@@ -217,25 +217,40 @@ def _files_of(
     return _walks[key].files
 
 
-def digests(function: Callable[..., Any]) -> dict[str, Digest]:
+def _all_files(
+    functions: Iterable[Callable[..., Any]], *, imported: bool = False
+) -> dict[str, tuple[str, SourceFile]]:
+    found: dict[str, tuple[str, SourceFile]] = {}
+    for function in functions:
+        found |= _files_of(function, imported=imported)
+    return found
+
+
+def digests(*functions: Callable[..., Any]) -> dict[str, Digest]:
     """Digests of the files of a step's code, by path relative to the folder they share."""
     remember()
-    found = _files_of(function, imported=True)
+    found = _all_files(functions, imported=True)
     return {name: Digest(file.raw, file.meaning) for name, (_, file) in found.items()}
 
 
-def record(function: Callable[..., Any]) -> dict[str, Any]:
-    """A step's code, as JSON for manifests and builds; a digest of what was typed in no file."""
-    sources = digests(function)
-    if not sources:
-        return {"sources": {}, "typed": typed_digest(function)}
-    return {"sources": sources, "defined": definition(function)}
+def record(function: Callable[..., Any], *called: Callable[..., Any]) -> dict[str, Any]:
+    """A step's code and that of functions in its configuration, as JSON for manifests and builds.
+
+    It has a digest of what was typed in no file.
+    """
+    found: dict[str, Any] = {"sources": digests(function, *called)}
+    no_file = [each for each in (function, *called) if not _files_of(each, imported=True)]
+    if no_file:
+        typed = [typed_digest(each) for each in no_file]
+        found["typed"] = typed[0] if len(typed) == 1 else digest_of(typed)
+    return found if function in no_file else {**found, "defined": definition(function)}
 
 
 def code_digest(code: Mapping[str, Any]) -> str:
     """One digest of a `record`: of what all files mean, whatever their names; empty for none."""
     meanings = {meaning for _, meaning in code["sources"].values()}
-    return digest_of(sorted(meanings)) if meanings else code.get("typed", "")
+    typed = [code["typed"]] if "typed" in code else []
+    return digest_of(sorted(meanings) + typed) if meanings else "".join(typed)
 
 
 def typed_digest(function: Callable[..., Any]) -> str:
@@ -315,9 +330,11 @@ def other_step(function: Callable[..., Any], recorded: Mapping[str, Any]) -> str
     return "" if len(a & b) >= _ALIKE * len(a | b) else there
 
 
-def changed(function: Callable[..., Any], recorded: Mapping[str, Any]) -> list[str]:
+def changed(
+    function: Callable[..., Any], recorded: Mapping[str, Any], *called: Callable[..., Any]
+) -> list[str]:
     """Sorted names of the files whose meaning changed since `recorded` digests, or came or went."""
-    now = _files_of(function)
+    now = _all_files((function, *called))
     if not now or not recorded:
         return []
     different = set(now) ^ set(recorded)

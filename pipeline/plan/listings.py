@@ -70,7 +70,7 @@ def list_all(nodes: Iterable[Node], seconds: float = LISTING_SECONDS) -> Listing
 
 def external_values(node: Node) -> dict[str, Any]:
     """Values of the node's external arguments, without those that are None."""
-    values = {name: node.config[name] for name in node.step.signature.externals}
+    values = {name: node.config.get(name) for name in node.step.signature.externals}
     return {name: value for name, value in values.items() if value is not None}
 
 

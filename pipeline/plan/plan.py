@@ -205,7 +205,7 @@ def _other_code(
     """(warnings of what other code wrote and a run would keep, notes of what it builds again)."""
     if build is None or not Ledger(path, build.id).shard_names():
         return [], []
-    code = source_code.record(node.step.function)
+    code = source_code.record(*node.functions)
     ledger = Ledger(path, build.id, source_code.code_digest(code), how.keep_shards)
     if problem := foreign_build(node, ledger):
         return [f"{node.label}: {problem}"], []
@@ -281,7 +281,9 @@ def code_warnings(node: Node, published: Manifest) -> list[str]:
     """Warnings if the step's code has changed since, or while, the output was built."""
     kept = (published.provenance.get("other_code") or {}).get("kept")
     mixed = [f"{node.label}: --keep-shards kept {shards_line(kept)}"] if kept else []
-    files = source_code.changed(node.step.function, published.provenance.get("sources") or {})
+    files = source_code.changed(
+        node.step.function, published.provenance.get("sources") or {}, *node.functions[1:]
+    )
     if not files:
         return mixed
     return [*mixed, f"{node.label}: code changed since this output was built: {named(files)}"]

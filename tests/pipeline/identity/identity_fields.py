@@ -113,8 +113,13 @@ def bare(hint: Any) -> Any:
 
 
 def artifact_of(hint: Any) -> tuple[type[Artifact], bool] | None:
-    """(artifact class, given as a tuple) when the annotation is of an input; None otherwise."""
+    """(artifact class, given as a tuple) when the annotation is of an input; None otherwise.
+
+    An input in whose place a text may be given is a leaf with a text.
+    """
     options = typing.get_args(hint) or (hint,)
+    if str in typing.get_args(bare(hint)):
+        return None
     found = [o for o in options if isinstance(o, type) and issubclass(o, Artifact)]
     return (found[0], typing.get_origin(hint) is tuple) if found else None
 
@@ -140,9 +145,19 @@ def _example(kind: Any) -> Any:
             return part
     if typing.get_origin(kind) is tuple:
         return ()
+    if str in typing.get_args(kind):
+        return "/data/*.parquet"
+    if Callable in _origins(kind):
+        return leaves
     raise AssertionError(
         f"no example of {kind}; teach tests/pipeline/identity/identity_fields.py one"
     )
+
+
+def _origins(kind: Any) -> list[Any]:
+    """What a type, or each option of a union, is a form of."""
+    options = typing.get_args(kind) if typing.get_origin(kind) is types.UnionType else (kind,)
+    return [typing.get_origin(option) for option in options]
 
 
 def build(step_function: StepSpec[..., Any], arguments: dict[str, Any]) -> Node:
@@ -194,7 +209,11 @@ def _same(a: Any, b: Any) -> bool:
 def candidates(kind: Any, value: Any) -> Iterator[Any]:
     """Other values that a field of the type may take, likely ones first."""
     kind = bare(kind)
-    if kind == Rules:
+    if isinstance(kind, type) and issubclass(kind, Artifact):
+        return
+    if typing.get_origin(kind) is Callable:
+        yield from (leaves, bare)
+    elif kind == Rules:
         yield (("embed", ("data",)),)
     elif typing.get_origin(kind) is Literal:
         yield from typing.get_args(kind)
