@@ -1,5 +1,6 @@
 """What `from steps import ...` finds, and where: for type checkers and for `__init__.py`."""
 
+from data.read.unit import Fields as Fields
 from steps.artifacts import Checkpoint as Checkpoint
 from steps.artifacts import Completions as Completions
 from steps.artifacts import Documents as Documents
@@ -12,6 +13,8 @@ from steps.artifacts import TokenCache as TokenCache
 from steps.artifacts import Tokenizer as Tokenizer
 from steps.checkpoints.load import load as load
 from steps.documents.sample import sample as sample
+from steps.documents.transform import filter_documents as filter_documents
+from steps.documents.transform import map_documents as map_documents
 from steps.evaluation.downstream import code_evaluation as code_evaluation
 from steps.evaluation.downstream import lm_evaluation as lm_evaluation
 from steps.evaluation.downstream import multiple_choice as multiple_choice

@@ -27,7 +27,10 @@ _VOCABULARY = "vocabulary"  # the one shard of a token cache that belongs to no 
 
 
 class Documents(Artifact):
-    """Sampled documents: Parquet (id, text, token_count), one file per shard and split."""
+    """Documents: Parquet (id, text, token_count and others), one file per shard and split.
+
+    `sample` names its shards sample/NNNNNN, all other steps documents/NNNNNN.
+    """
 
     @property
     def splits(self) -> tuple[str, ...]:
@@ -36,16 +39,23 @@ class Documents(Artifact):
         return tuple(name for name in self.result["order"] if described[name]["documents"])
 
     def files(self, split: str) -> list[tuple[str, str]]:
-        """(shard name, URL) of every file of a split, in source order.
+        """(shard name, URL) of every file of a split, in source order."""
+        parts = self.parts()
+        return [(name, files[split]) for name, files in parts.items() if split in files]
+
+    def parts(self) -> dict[str, dict[str, str]]:
+        """URLs of each shard's files by split, by the name of the shard, in source order.
 
         A shard that was rewritten without duplicates keeps its name.
         """
         unique = {shard.name: shard for shard in self.shards("unique/")}
-        found = []
-        for shard in self.shards("sample/"):
+        found = {}
+        for shard in (*self.shards("sample/"), *self.shards("documents/")):
             last = unique.get(f"unique/{shard.name.removeprefix('sample/')}", shard)
-            if split in last.result["splits"]:
-                found.append((shard.name, storage.join(self.home, last.root, f"{split}.parquet")))
+            found[shard.name] = {
+                split: storage.join(self.home, last.root, f"{split}.parquet")
+                for split in last.result["splits"]
+            }
         return found
 
 

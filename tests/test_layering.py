@@ -90,7 +90,10 @@ FLOORS = {
         *("training", "pages", "evaluation", "exchange", "scaling_law", "tuning", "cli"),
         "__init__",
     ),
-    "data": ("source", "read", "tokenizer", "select", "cache", "batches", "__init__"),
+    "data": (
+        *("arrays", "source", "read", "tokenizer", "select", "prepare", "cache", "batches"),
+        "__init__",
+    ),
     "models": (
         *("named", "jax_versions", "jax_numerics", "shape", "config", "presets"),
         *("layers", "attention", "transformer", "loss", "generate", "hf", "__init__"),

@@ -92,6 +92,12 @@ def unit_of(url: str, state: FileState, schema: pa.Schema, fields: Fields) -> Un
             f"{redact(url)}: column 'token_count' has {found}, expected one of an integer type; "
             "write it as int64, or leave the column out"
         )
+    for name in fields.columns:
+        if schema.names.count(name) != 1:
+            raise InputError(
+                f"{redact(url)}: expected one column {name!r}, found columns "
+                f"{', '.join(schema.names)}; name other columns"
+            )
     kind = schema.field(score).type if schema.names.count(score) == 1 else pa.null()
     numeric = pa.types.is_integer(kind) or pa.types.is_floating(kind)
     columns = {"id": id, "counted": bool(counted), "score": score if numeric else None}
@@ -101,7 +107,8 @@ def unit_of(url: str, state: FileState, schema: pa.Schema, fields: Fields) -> Un
 def names_of(unit: Unit) -> dict[str, str | None]:
     """The file's name of each field; None for one that it does not have."""
     count = "token_count" if unit.counted else None
-    return {"id": unit.id, "text": unit.text, "token_count": count, "score": unit.score}
+    names = {"id": unit.id, "text": unit.text, "token_count": count, "score": unit.score}
+    return {**{name: name for name in unit.columns}, **names}
 
 
 def read(units: Sequence[Unit], columns: Sequence[str]) -> Iterator[Rows]:

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from data.read.arrow_file import arrow_file, is_corrupt, one_line
+from data.read.unit import Rows, Unit
 from pipeline.errors import CorruptOutput
 from pipeline.store import storage
 
@@ -71,6 +72,13 @@ def read_table(
     ):
         for group in range(file.num_row_groups) if row_groups is None else row_groups:
             yield from file.iter_batches(_BATCH_ROWS, row_groups=[group], columns=columns)
+
+
+def read_rows(units: Sequence[Unit], columns: Sequence[str]) -> Iterator[Rows]:
+    """The rows of one unit of such a file, with `columns`."""
+    (unit,) = units
+    for batch in read_table(unit.file, columns, unit.row_groups):
+        yield Rows(batch, {}, lambda row: f"{unit.file}: row {row} of a batch")
 
 
 def count_row_groups(url: str) -> int:

@@ -97,10 +97,12 @@ def _decoder(unit: Unit) -> msgspec.json.Decoder:
     }
     names = {"text": unit.text, "id": unit.id, "token_count": "token_count", "score": unit.score}
     used = [name for name in kinds if names[name] is not None]
+    other = {f"column{n}": name for n, name in enumerate(unit.columns)}
     row = msgspec.defstruct(
         "Row",
-        [(name, kinds[name], missing if name == "text" else None) for name in used],
-        rename={name: str(names[name]) for name in used},
+        [(name, kinds[name], missing if name == "text" else None) for name in used]
+        + [(name, msgspec.Raw, msgspec.Raw(b"null")) for name in other],
+        rename={name: str(names[name]) for name in used} | other,
     )
     return msgspec.json.Decoder(row)
 
@@ -120,11 +122,22 @@ def _rows(
         )
     if "score" in columns:
         found["score"] = pa.array([row and row.score for row in rows], pa.float64())
+    for n, name in enumerate(unit.columns):
+        if name in columns:
+            raw = [row and bytes(getattr(row, f"column{n}")) for row in rows]
+            found[name] = pa.array([_value(each) for each in raw], pa.string())
 
     def place(row: int) -> str:
         return f"{redact(unit.file)}: the line at byte {begins[row]:,}"
 
     return Rows(pa.RecordBatch.from_pydict(found), invalid, place)
+
+
+def _value(raw: bytes | None) -> str | None:
+    """A value of another column: a string itself, of anything else its JSON text."""
+    if raw is None or raw == b"null":
+        return None
+    return msgspec.json.decode(raw, type=str) if raw.startswith(b'"') else raw.decode()
 
 
 def _lines(url: str, state: FileState, begin: int, end: int) -> Iterator[tuple[int, bytes]]:
@@ -204,6 +217,11 @@ def _wrong(error: Exception, line: bytes) -> str:
 def cut_text(url: str, state: FileState, fields: Fields, target_bytes: int) -> list[Unit]:
     """The file as its only unit."""
     del target_bytes
+    if fields.columns:
+        raise InputError(
+            f"{redact(url)}: expected columns {', '.join(fields.columns)}, found a text file, "
+            "which has none; use JSON lines or Parquet"
+        )
     size = state.size * (_PACKED if compression(url) else 1)
     about = {"kind": "text", "rows": 1, "text_bytes": size, "text": "text", "id": None}
     return [Unit.of(url, state, fields, **about, counted=False)]

@@ -21,7 +21,8 @@ TOGETHER_BYTES = 32 << 20
 TOGETHER = 1024  # files of one task
 
 
-class Fields(NamedTuple):
+@dataclass(frozen=True)
+class Fields:
     """The source's names for the fields of a document.
 
     Attributes:
@@ -30,6 +31,8 @@ class Fields(NamedTuple):
         skip_nulls: skip and count rows in which one of these fields is null.
         skip_invalid: skip and count rows that are no document. A damaged file is refused all the
             same.
+        columns: other columns or keys to read, which may have nulls. Values of JSON lines are
+            strings: those that are none in the file become their JSON text.
     """
 
     text: str = "text"
@@ -37,6 +40,7 @@ class Fields(NamedTuple):
     score: str = "score"
     skip_nulls: bool = False
     skip_invalid: bool = False
+    columns: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +71,7 @@ class Unit:
     end: int = 0
     skip_nulls: bool = False
     skip_invalid: bool = False
+    columns: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, url: str, state: FileState, fields: Fields, **more: Any) -> Unit:
@@ -80,6 +85,7 @@ class Unit:
             "text": fields.text,
             "skip_nulls": fields.skip_nulls,
             "skip_invalid": fields.skip_invalid,
+            "columns": fields.columns,
         }
         return cls(file=url, **about | more)
 

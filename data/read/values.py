@@ -75,6 +75,8 @@ def converted(field: str, name: str, column: pa.Array) -> tuple[pa.Array, dict[i
         return _strings(name, column)
     if field == "id":
         return column.cast(pa.string()), {}
+    if field != "token_count":
+        return column, {}
     if not pa.types.is_uint64(column.type):
         return column.cast(pa.int64()), {}
     values = pc.fill_null(column, 0).to_numpy()

@@ -17,7 +17,7 @@ from itertools import chain
 import numpy as np
 import pyarrow as pa
 
-from data.read import columnar, text
+from data.read import columnar, parquet_table, text
 from data.read.byte_ranges import FileState, file_state
 from data.read.columnar import names_of
 from data.read.formats import compression, kind_of
@@ -47,6 +47,7 @@ _READ: dict[str, Callable[[Sequence[Unit], Sequence[str]], Iterator[Rows]]] = {
     "arrow": columnar.read,
     "lines": text.read_lines,
     "text": text.read_text,
+    "documents": parquet_table.read_rows,
 }
 
 
@@ -111,7 +112,9 @@ def row_groups(url: str, fields: Fields = Fields()) -> list[RowGroup]:
 
 
 def fields_of(unit: Unit) -> Fields:
-    return Fields(unit.text, unit.id, unit.score or "score", unit.skip_nulls, unit.skip_invalid)
+    return Fields(
+        unit.text, unit.id, unit.score or "score", unit.skip_nulls, unit.skip_invalid, unit.columns
+    )
 
 
 def read_unit(
@@ -120,9 +123,9 @@ def read_unit(
     """The unit's rows in source order, as record batches of at most 1,024 rows and about 16 MB.
 
     Args:
-        columns: any of `id` (string), `text` (string), `token_count` (int64) and `score` (float64,
-            NaN is kept). If the file has no `token_count`, it is ceil(UTF-8 bytes / 4) of the text;
-            if it has no id, the id is computed from the text.
+        columns: any of `id` (string), `text` (string), `token_count` (int64), `score` (float64,
+            NaN is kept) and the unit's other columns. If the file has no `token_count`, it is
+            ceil(UTF-8 bytes / 4) of the text; if it has no id, the id is computed from the text.
         tally: counts all `rows`, and those skipped as `NULL` or `INVALID`.
     """
     return _read((unit,), columns, tally)
@@ -155,7 +158,7 @@ def _read(
     for rows in _READ[unit.kind](units, columns):
         found += rows.batch.num_rows
         yield _documents(unit, rows, columns, tally)
-    if unit.kind == "parquet" and unit.rows not in (UNKNOWN, found):
+    if unit.kind in ("parquet", "documents") and unit.rows not in (UNKNOWN, found):
         raise InputError(
             f"{redact(unit.file)}: row groups {unit.row_groups[0]} to {unit.row_groups[-1]}: "
             f"expected {unit.rows:,} rows, found {found:,}; the file is corrupt: fetch it again"
@@ -171,8 +174,8 @@ def _documents(
     most = most_tokens_of(unit.text_bytes * packed)
     invalid = {**impossible_counts(batch, most), **rows.invalid}
     null = np.zeros(batch.num_rows, bool)
-    for column in batch.columns:
-        if column.null_count:
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        if column.null_count and name not in unit.columns:
             null |= column.is_null().to_numpy(zero_copy_only=False)
     null[list(invalid)] = False
     if invalid and not unit.skip_invalid:

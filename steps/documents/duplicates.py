@@ -79,8 +79,8 @@ def forget_comparison(run: StepContext) -> None:
 
 
 def _find(run: StepContext, places: list[_Place], by_position: bool) -> Duplicates:
+    from data.arrays import load_array
     from data.select import duplicates
-    from data.select.write_sample import load_array
 
     documents = sum(place.documents for place in places)
     if documents <= duplicates.AT_ONCE:
@@ -146,8 +146,8 @@ def divide_shard(directory: str, item: tuple[tuple[_Place, ...], int]) -> Mappin
 
 def compare_shard(directory: str, item: tuple[tuple[_Piece, ...], bool]) -> Mapping[str, Any]:
     """Shard writer: part and row of every document of one share that is to be dropped."""
+    from data.arrays import save_array
     from data.select.duplicates import TEXT_WORDS, Share, compare
-    from data.select.write_sample import save_array
 
     def load(piece: _Piece) -> Share:
         place, texts, ids = piece

@@ -19,11 +19,11 @@ _FILES = 16  # files that are opened, spread over the source
 def first_documents(node: Node, results: Results) -> Facts:
     """No facts about a step that samples."""
     del results
-    source, config = node.config["source"], node.config
-    if storage.is_local(source):
+    source, config = node.config.get("source"), node.config
+    if source is not None and storage.is_local(source):
         from data.read.work_units import file_units, list_files, read_unit
 
-        names = ("text", "id", "score", "skip_nulls", "skip_invalid")
+        names = ("text", "id", "score", "skip_nulls", "skip_invalid", "columns")
         fields = Fields(**{name: config[name] for name in names})
         score = ["score"] if config["min_score"] is not None else []
         files = list_files(source)
@@ -31,7 +31,7 @@ def first_documents(node: Node, results: Results) -> Facts:
         for url, _ in opened:
             units += (found := file_units(url, fields))
             for unit in found[:1]:
-                next(read_unit(unit, ["id", "text", "token_count", *score]), None)
+                next(read_unit(unit, ["id", "text", "token_count", *score, *fields.columns]), None)
         if len(opened) == len(files):
             _check_budget(source, config, units)
     return Facts()

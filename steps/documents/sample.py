@@ -23,6 +23,7 @@ from steps.artifacts import Documents, Tokenizer
 from steps.documents.duplicates import drop_duplicates as without_duplicates
 from steps.documents.duplicates import forget_comparison
 from steps.documents.first_documents import first_documents
+from steps.documents.items import stored_units
 from steps.documents.sample_shards import (
     Filter,
     ProbeItem,
@@ -57,11 +58,16 @@ class _Request:
     """The step's arguments and its attempt."""
 
     run: StepContext
-    source: str
+    source: Documents | str
     tokenizer: Tokenizer | None
     budget: Budget
     filter: Filter
     fields: Fields
+
+    @property
+    def where(self) -> str:
+        """What messages call the source."""
+        return self.source if isinstance(self.source, str) else self.source.path
 
 
 def _check(arguments: Mapping[str, Any]) -> None:
@@ -80,7 +86,7 @@ def _check(arguments: Mapping[str, Any]) -> None:
 )
 def sample(
     run: StepContext,
-    source: Annotated[str, External(list_documents, absolute)],
+    source: Annotated[Documents | str, External(list_documents, absolute)],
     tokenizer: Tokenizer | None = None,
     *,
     tokens: int,
@@ -94,11 +100,13 @@ def sample(
     score: str = "score",
     skip_nulls: bool = False,
     skip_invalid: bool = False,
+    columns: tuple[str, ...] = (),
 ) -> Result:
     """Documents of `source` up to a budget of tokens per split.
 
     Args:
-        source: files, folders, a pattern (see `data/source.py`).
+        source: files, folders, a pattern (see `data/source.py`); or documents without held-out
+            splits, which have all of their columns.
         tokenizer: counts the budget in its own tokens, EOS included (predicted from a probe);
             without it the budget is in the source's own `token_count`.
         tokens: budget of training tokens; -1 for everything that the other splits leave.
@@ -117,6 +125,7 @@ def sample(
         skip_nulls: skip and count rows with a null instead of refusing them.
         skip_invalid: likewise rows that are no document: a line that is not JSON, a text that is
             not UTF-8, an impossible count. A damaged file is refused all the same.
+        columns: other columns of the source to keep.
 
     Raises:
         InputError: the source cannot be read, has fewer tokens than the budget, or a split would
@@ -124,7 +133,7 @@ def sample(
     """
     filter = Filter(seed, min_score, drop_duplicates)
     budget = Budget(train=tokens, splits=splits)
-    fields = Fields(text, id, score, skip_nulls, skip_invalid)
+    fields = Fields(text, id, score, skip_nulls, skip_invalid, columns)
     request = _Request(run, source, tokenizer, budget, filter, fields)
     choice = _choose_documents(request) if unit == "document" else _choose_row_groups(request)
     items = {f"sample/{index:06d}": item for index, item in enumerate(choice.items)}
@@ -146,11 +155,14 @@ def _choose_documents(request: _Request) -> Chosen:
     from data.select.hash_histogram import merge
     from data.select.hash_ranges import at_the_ends, boundary_bins, thresholds
 
-    units = list_units(
-        request.source,
-        request.fields,
-        progress=lambda done, total: request.run.progress(done, total, "files listed"),
-    )
+    if isinstance(request.source, str):
+        units = list_units(
+            request.source,
+            request.fields,
+            progress=lambda done, total: request.run.progress(done, total, "files listed"),
+        )
+    else:
+        units = stored_units(request.source)
     items = {
         f"survey/{index:06d}": (group, request.filter)
         for index, group in enumerate(_to_count(units))
@@ -162,7 +174,7 @@ def _choose_documents(request: _Request) -> Chosen:
         why = "expected documents, found none in any row that was not skipped; name other files"
         if survey.seen and least is not None:
             why = f"none of {survey.seen:,} documents scores {least} or more; lower min_score"
-        raise InputError(f"{request.source}: {why}")
+        raise InputError(f"{request.where}: {why}")
     rate = _probe_units(request, units)
     bins = boundary_bins(survey, request.budget, rate)
     looked = {
@@ -174,7 +186,7 @@ def _choose_documents(request: _Request) -> Chosen:
     try:
         ranges = thresholds(survey, request.budget, rate, edge)
     except InputError as error:
-        raise InputError(f"{request.source}: {error}") from None
+        raise InputError(f"{request.where}: {error}") from None
     return Chosen(
         items=[SampleItem(group, ranges, request.filter) for group in small_together(units)],
         rate=rate,
@@ -241,6 +253,11 @@ def _choose_row_groups(request: _Request) -> Chosen:
     from data.select.row_groups import RowGroupOrder, join_units
     from data.select.write_sample import below
 
+    if not isinstance(request.source, str):
+        raise InputError(
+            f'{request.where}: expected a source with unit="row_group", found documents of a step; '
+            'use unit="document"'
+        )
     files, seed = [url for url, _ in list_files(request.source)], request.filter.seed
     train, *held_out = request.budget.names
 
@@ -289,7 +306,7 @@ def _probe_walk(request: _Request, walk: RowGroupOrder) -> TokenRatio | None:
     found = clusters(request.run.map(probe_shard, items))
     if not any(cluster.documents for cluster in found):
         raise InputError(
-            f"{request.source}: min_score={request.filter.min_score}: no document of the first row "
+            f"{request.where}: min_score={request.filter.min_score}: no document of the first row "
             f"groups of {len(blocks)} files scores as much, so no tokens can be predicted; "
             'lower min_score, or use unit="document"'
         )
@@ -343,5 +360,5 @@ def _take(
         for group in part
     )
     raise InputError(
-        f"{request.source}: {too_much(name, request.budget, max(1, asked), held, total)}"
+        f"{request.where}: {too_much(name, request.budget, max(1, asked), held, total)}"
     )

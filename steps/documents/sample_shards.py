@@ -62,8 +62,8 @@ def survey_shard(directory: str, item: tuple[tuple[Unit, ...], Filter]) -> Mappi
     """Shard writer: counts of some units by hash bin, and every document's hash."""
     import numpy as np
 
+    from data.arrays import save_array
     from data.select.hash_histogram import survey
-    from data.select.write_sample import save_array
 
     units, filter = item
     found, documents = survey(units, filter.seed, filter.min_score)
@@ -80,8 +80,8 @@ def survey_shard(directory: str, item: tuple[tuple[Unit, ...], Filter]) -> Mappi
 
 def edge_shard(directory: str, item: tuple[str, np.ndarray]) -> Mapping[str, Any]:
     """Shard writer: hash and count of the documents in some bins of a survey's shard."""
+    from data.arrays import load_array, save_array
     from data.select.hash_histogram import documents_in
-    from data.select.write_sample import load_array, save_array
 
     surveyed, bins = item
     found = documents_in(load_array(f"{surveyed}/documents.npy"), bins)
@@ -126,13 +126,14 @@ def sample_shard(directory: str, item: SampleItem) -> Mapping[str, Any]:
         seed=item.filter.seed,
         min_score=item.filter.min_score,
         keep_hashes=item.filter.keep_hashes,
+        columns=item.units[0].columns,
     )
 
 
 def load_surveys(run: StepContext, shards: Iterable[Shard]) -> Iterator[HashHistogram]:
     """The counts that each `survey_shard` wrote; a few at a time are in memory."""
+    from data.arrays import load_array
     from data.select.hash_histogram import HashHistogram
-    from data.select.write_sample import load_array
 
     def load(shard: Shard) -> HashHistogram:
         tokens, documents = load_array(f"{storage.join(run.root, shard.root)}/bins.npy")
@@ -150,8 +151,8 @@ def load_edge(run: StepContext, bins: np.ndarray, shards: Iterable[Shard]) -> Bo
     """The documents that all `edge_shard`s wrote."""
     import numpy as np
 
+    from data.arrays import load_array
     from data.select.hash_ranges import BoundaryDocuments
-    from data.select.write_sample import load_array
 
     urls = [storage.join(run.root, s.root, "edge.npy") for s in shards if s.result["documents"]]
     parts = concurrently(load_array, urls, run.root)

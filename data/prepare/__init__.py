@@ -1,0 +1,1 @@
+"""Documents read, changed, dropped and written, by the steps that prepare them."""

@@ -1,0 +1,285 @@
+"""Calls a user's function with documents, one by one or in batches, and checks what it returns."""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from data.prepare.items import DocumentItem
+from data.prepare.write import DocumentWriter
+from data.read.retry import redact
+from data.read.unit import Unit
+from data.read.work_units import INVALID, NULL, read_units
+from data.select.write_sample import EMPTY_TEXT
+from pipeline.errors import InputError
+
+Document = dict[str, Any]
+
+
+class Function(NamedTuple):
+    """A user's functions and how to call them.
+
+    Attributes:
+        calls: one function for a map; for a filter those that are asked in turn.
+        columns: (name, Arrow type) of the columns that they add or whose type they change.
+        batched: they take a `pa.RecordBatch`.
+        skip_failed: count documents with which one raises an error instead of refusing them.
+    """
+
+    calls: tuple[Callable[..., Any], ...]
+    columns: tuple[tuple[str, str], ...] = ()
+    batched: bool = False
+    skip_failed: bool = False
+
+
+class _Dropped(NamedTuple):
+    reason: str
+
+
+def name_of(function: Any) -> str:
+    """The name of a function, or of the class of a callable value."""
+    if isinstance(function, functools.partial):
+        return name_of(function.func)
+    return getattr(function, "__qualname__", type(function).__qualname__)
+
+
+def map_item(directory: str, item: DocumentItem, function: Function) -> dict[str, Any]:
+    """Write what the function makes of each document; the result of the shard."""
+    make = _batch_maker(function) if function.batched else _each(_made, function)
+    return _write(directory, item, function, make)
+
+
+def filter_item(directory: str, item: DocumentItem, function: Function) -> dict[str, Any]:
+    """Write the documents that all functions keep; the result of the shard."""
+    decide = _batch_filter(function) if function.batched else _each(_decided, function)
+    return _write(directory, item, function, decide)
+
+
+_Answer = tuple[pa.RecordBatch, Mapping[str, pa.RecordBatch]]  # what is kept, and dropped by reason
+_Call = Callable[[pa.RecordBatch, pa.Schema, Callable[[int], str]], _Answer]
+
+
+def _write(directory: str, item: DocumentItem, function: Function, call: _Call) -> dict[str, Any]:
+    tally = Counter[str]()
+    with DocumentWriter(directory) as out:
+        for split, batch, place in _located(item, tally):
+            kept, dropped = call(batch, _with_columns(batch.schema, function.columns), place)
+            for reason in sorted(dropped):
+                out.drop(reason, dropped[reason])
+            empty = np.array([not text.strip() for text in kept.column("text").to_pylist()], bool)
+            out.drop(EMPTY_TEXT, kept.filter(pa.array(empty)))
+            out.write(split, kept.filter(pa.array(~empty)) if empty.any() else kept)
+        for reason in (NULL, INVALID):
+            out.skip(reason, tally[reason])
+    return out.result
+
+
+def _located(
+    item: DocumentItem, tally: Counter[str]
+) -> Iterator[tuple[str, pa.RecordBatch, Callable[[int], str]]]:
+    """(split, rows, where the document of a row is) of an item."""
+    for split, units in item.parts:
+        # Text files share batches.
+        each = [units] if units[0].kind == "text" else [(unit,) for unit in units]
+        for some in each:
+            first = 0
+            for batch in read_units(some, item.columns, tally):
+                yield split, batch, functools.partial(_place, some, batch, first)
+                first += batch.num_rows
+
+
+def _place(units: tuple[Unit, ...], batch: pa.RecordBatch, first: int, row: int) -> str:
+    unit, id = units[0], batch.column("id")[row].as_py()
+    if unit.kind == "text":
+        return f"{redact(unit.file)} or a file after it: id {id!r}"
+    inside = f" from byte {unit.begin:,} on" if unit.begin else ""
+    if unit.kind in ("parquet", "documents"):
+        inside = f" from row group {unit.row_groups[0]} on"
+    return f"{redact(unit.file)}{inside}: document {first + row} (counted from 0), id {id!r}"
+
+
+def _with_columns(schema: pa.Schema, columns: Iterable[tuple[str, str]]) -> pa.Schema:
+    for name, kind in columns:
+        field = pa.field(name, pa.type_for_alias(kind))
+        index = schema.get_field_index(name)
+        schema = schema.append(field) if index < 0 else schema.set(index, field)
+    return schema
+
+
+def _each(
+    answer: Callable[[Function, Document], list[Document] | _Dropped], function: Function
+) -> _Call:
+    """Calls a function with one document after the other."""
+
+    def call(batch: pa.RecordBatch, schema: pa.Schema, place: Callable[[int], str]) -> _Answer:
+        kept: list[Document] = []
+        dropped: dict[str, list[int]] = defaultdict(list)
+        for row, document in enumerate(batch.to_pylist()):
+            try:
+                answered = answer(function, document)
+            except _Failed as error:
+                if not function.skip_failed:
+                    raise InputError(
+                        f"{place(row)}: {error}; repair the document or the function, or leave "
+                        "such documents out with skip_failed=True"
+                    ) from error.__cause__
+                answered = _Dropped(str(error.kind))
+            except TypeError as error:
+                raise InputError(f"{place(row)}: {error}") from error
+            if isinstance(answered, _Dropped):
+                dropped[answered.reason].append(row)
+            else:
+                kept += answered
+        return _table(kept, schema, place), {
+            reason: batch.take(pa.array(rows)) for reason, rows in dropped.items()
+        }
+
+    return call
+
+
+class _Failed(Exception):
+    """A user's function raised an error with one document."""
+
+    def __init__(self, function: Any, error: Exception) -> None:
+        self.kind = f"failed with {type(error).__name__}"
+        lines = str(error).strip().splitlines() or [""]
+        super().__init__(f"{name_of(function)} {self.kind}: {lines[0]}")
+
+
+def _called(function: Callable[..., Any], document: Document) -> Any:
+    try:
+        answer = function(dict(document))
+        return list(answer) if isinstance(answer, Iterator) else answer
+    except Exception as error:
+        raise _Failed(function, error) from error
+
+
+def _made(function: Function, document: Document) -> list[Document] | _Dropped:
+    (call,) = function.calls
+    answer = _called(call, document)
+    if isinstance(answer, str | Mapping):
+        return [_changed(call, function, document, answer)]
+    if not isinstance(answer, list | tuple):
+        found = "nothing" if answer is None else f"{answer!r:.60}"
+        raise TypeError(
+            f"{name_of(call)} returned {found}; expected a text, a mapping of columns, or a list "
+            "of these (an empty one drops the document)"
+        )
+    if not answer:
+        return _Dropped(name_of(call))
+    made = [_changed(call, function, document, each) for each in answer]
+    for number, each in enumerate(made):
+        if len(made) > 1 and each["id"] == document["id"]:
+            each["id"] = f"{document['id']}/{number}"
+    return made
+
+
+def _decided(function: Function, document: Document) -> list[Document] | _Dropped:
+    for call in function.calls:
+        answer = _called(call, document)
+        if isinstance(answer, np.bool_):
+            answer = bool(answer)
+        if answer is False or (isinstance(answer, str) and answer):
+            return _Dropped(answer or name_of(call))
+        if isinstance(answer, Mapping):
+            document = _changed(call, function, document, answer)
+        elif answer is not True:
+            found = "nothing" if answer is None else f"{answer!r:.60}"
+            raise TypeError(
+                f"{name_of(call)} returned {found}; expected True to keep the document, False or a "
+                "reason to drop it, or a mapping of columns to change it"
+            )
+    return [document]
+
+
+def _changed(call: Any, function: Function, document: Document, answer: Any) -> Document:
+    """A document with the columns that a function returned, or with its text."""
+    if isinstance(answer, str):
+        answer = {"text": answer}
+    if not isinstance(answer, Mapping):
+        raise TypeError(f"{name_of(call)} returned {answer!r:.60} in a list; expected documents")
+    known = {*document, *(name for name, _ in function.columns)}
+    if unknown := [name for name in answer if name not in known]:
+        raise TypeError(
+            f"{name_of(call)} returned a column {unknown[0]!r}, which documents do not have; name "
+            f"it with its type: columns=(({unknown[0]!r}, 'string'),)"
+        )
+    made = {**document, **answer}
+    if not isinstance(made["text"], str):
+        raise TypeError(f"{name_of(call)} returned the text {made['text']!r:.60}; expected a str")
+    if made["text"] != document["text"] and "token_count" not in answer:
+        before, after = (max(1, len(each["text"].encode())) for each in (document, made))
+        made["token_count"] = max(1, round(document["token_count"] * after / before))
+    return made
+
+
+def _table(rows: list[Document], schema: pa.Schema, place: Callable[[int], str]) -> pa.RecordBatch:
+    try:
+        return pa.RecordBatch.from_pylist(rows, schema)
+    except (pa.ArrowException, TypeError, ValueError) as error:
+        raise InputError(
+            f"{place(0)} and after it: expected columns of the types {_shown(schema)}, found "
+            f"{str(error).splitlines()[0]}; return values of these types, or name others with "
+            "columns="
+        ) from error
+
+
+def _shown(schema: pa.Schema) -> str:
+    return ", ".join(f"{field.name} {field.type}" for field in schema)
+
+
+def _batch_maker(function: Function) -> _Call:
+    (call,) = function.calls
+
+    def made(batch: pa.RecordBatch, schema: pa.Schema, place: Callable[[int], str]) -> _Answer:
+        answer = call(batch)
+        if not isinstance(answer, pa.RecordBatch | pa.Table):
+            raise InputError(
+                f"{name_of(call)} returned {type(answer).__name__}; expected a pyarrow.RecordBatch "
+                "of the documents, as batched=True has it"
+            )
+        if missing := [name for name in schema.names if name not in answer.schema.names]:
+            raise InputError(f"{name_of(call)} returned no column {missing[0]!r}; keep all of them")
+        table = answer if isinstance(answer, pa.Table) else pa.Table.from_batches([answer])
+        try:
+            kept = table.select(schema.names).cast(schema).combine_chunks().to_batches()
+        except (pa.ArrowException, ValueError) as error:
+            raise InputError(
+                f"{place(0)} and after it: {name_of(call)} returned columns of other types than "
+                f"{_shown(schema)} ({error}); name them with columns="
+            ) from error
+        return kept[0] if kept else batch.slice(0, 0).cast(schema), {}
+
+    return made
+
+
+def _batch_filter(function: Function) -> _Call:
+    def decided(batch: pa.RecordBatch, schema: pa.Schema, place: Callable[[int], str]) -> _Answer:
+        del schema
+        reasons: list[str | None] = [None] * batch.num_rows
+        for call in function.calls:
+            answer = call(batch)
+            values = answer.to_pylist() if hasattr(answer, "to_pylist") else list(answer)
+            if len(values) != batch.num_rows:
+                raise InputError(
+                    f"{place(0)} and after it: {name_of(call)} returned {len(values)} answers for "
+                    f"{batch.num_rows} documents; return one each"
+                )
+            for row, value in enumerate(values):
+                if isinstance(value, str) and value:
+                    reasons[row] = reasons[row] or value
+                elif value is not None and not value:
+                    reasons[row] = reasons[row] or name_of(call)
+        rows: dict[str | None, list[int]] = defaultdict(list)
+        for row, reason in enumerate(reasons):
+            rows[reason].append(row)
+        parts = {r: batch.take(pa.array(some, pa.int64())) for r, some in rows.items()}
+        kept = parts.pop(None, batch.slice(0, 0))
+        return kept, {str(reason): part for reason, part in parts.items()}
+
+    return decided

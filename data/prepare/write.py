@@ -1,0 +1,98 @@
+"""Writes the documents of one task: a shard of `steps.Documents`, with what was dropped and why."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from data.select.split_writer import COLUMNS, Splits
+from pipeline.errors import InputError
+from pipeline.store import storage
+
+EXAMPLES = "dropped.json"
+_EXAMPLE_CHARACTERS = 400
+_TYPES = dict(zip(COLUMNS, (pa.string(), pa.string(), pa.int64()), strict=True))
+
+
+class DocumentWriter:
+    """Writes `{split}.parquet` files of id, text, token_count and other columns to a directory.
+
+    A context manager. After it `result` is that of the shard: for each split `documents`, `tokens`
+    (by `token_count`), `bytes` and `digest`; `seen`, the documents written and dropped; `dropped`
+    and `dropped_tokens` by reason; the types of the columns. The first document that was dropped
+    for each reason is kept in `dropped.json`.
+    """
+
+    def __init__(self, directory: str) -> None:
+        self._directory = directory
+        self._stack = ExitStack()
+        self._splits = Splits(directory, self._stack)
+        self._columns: dict[str, str] = {}
+        self._dropped, self._tokens = Counter[str](), Counter[str]()
+        self._examples: dict[str, dict[str, str]] = {}
+        self.result: dict[str, Any] = {}
+
+    def __enter__(self) -> DocumentWriter:
+        return self
+
+    def write(self, split: str, batch: pa.RecordBatch) -> None:
+        """Append documents, all with the same columns; `InputError` for other ones."""
+        columns = {field.name: str(field.type) for field in batch.schema}
+        for name, kind in _TYPES.items():
+            if columns.get(name) != str(kind):
+                raise InputError(
+                    f"documents: expected a column {name!r} of type {kind}, found "
+                    f"{columns.get(name, 'none')}; see docs/documents.md"
+                )
+        if (self._columns or columns) != columns:
+            raise InputError(
+                f"documents: expected the columns {self._columns} of the first batch, found "
+                f"{columns}; give all documents the same columns"
+            )
+        self._columns = columns
+        if batch.num_rows:
+            self._splits.write(split, batch)
+
+    def drop(self, reason: str, batch: pa.RecordBatch) -> None:
+        """Count documents that are not written, by the reason why."""
+        if not batch.num_rows:
+            return
+        self._dropped[reason] += batch.num_rows
+        self._tokens[reason] += pc.call_function("sum", [batch.column("token_count")]).as_py() or 0
+        if reason not in self._examples:
+            first = batch.slice(0, 1).select(["id", "text"]).to_pylist()[0]
+            text = (first["text"] or "")[:_EXAMPLE_CHARACTERS]
+            self._examples[reason] = {"id": first["id"], "text": text}
+
+    def skip(self, reason: str, count: int) -> None:
+        """Count rows that are no documents."""
+        if count:
+            self._dropped[reason] += count
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._stack.__exit__(kind, error, trace)
+        if error is not None:
+            return
+        splits = self._splits.finish()
+        if self._examples:
+            content = json.dumps(self._examples, sort_keys=True).encode()
+            storage.write_atomic(storage.join(self._directory, EXAMPLES), content)
+        kept = sum(counts["documents"] for counts in splits.values())
+        self.result = {
+            "splits": splits,
+            "seen": kept + self._dropped.total(),
+            "dropped": dict(sorted(self._dropped.items())),
+            "dropped_tokens": dict(sorted(self._tokens.items())),
+            "columns": self._columns,
+        }

@@ -1,0 +1,67 @@
+"""The tasks of a step that reads documents: of a source, or of another step's output."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from data.read.unit import Fields
+from pipeline import InputError
+from pipeline.store.parallel import by_item, concurrently
+from steps.artifacts import TRAIN, Documents
+
+if TYPE_CHECKING:
+    from data.prepare.items import DocumentItem
+    from data.read.unit import Unit
+
+
+def document_items(
+    documents: Documents | str, fields: Fields = Fields()
+) -> dict[str, DocumentItem]:
+    """What each task reads, by the name of the shard that it writes, in order.
+
+    Args:
+        documents: documents, each shard of which is one item, or a source (see `data/source.py`).
+        fields: names of a source's columns; documents of a step have all of theirs.
+    """
+    from data.prepare.items import DocumentItem
+    from data.read.unit import small_together
+    from data.read.work_units import list_units
+    from data.select.split_writer import COLUMNS
+
+    if isinstance(documents, Documents):
+        items = _stored(documents)
+    else:
+        groups = small_together(list_units(documents, fields))
+        columns = (*COLUMNS, *fields.columns)
+        items = [DocumentItem(((TRAIN, units),), columns) for units in groups]
+    return {f"documents/{number:06d}": item for number, item in enumerate(items)}
+
+
+def stored_units(documents: Documents) -> list[Unit]:
+    """The files of documents that have no held-out splits; `InputError` for others."""
+    from data.prepare.items import stored_unit
+
+    if held_out := [name for name in documents.splits if name != TRAIN]:
+        raise InputError(
+            f"{documents.path}: expected documents without held-out splits, found "
+            f"{', '.join(held_out)}; sample first, or give what was not sampled"
+        )
+    files = [file for _, file in documents.files(TRAIN)]
+    return concurrently(stored_unit, files, documents.home)
+
+
+def _stored(documents: Documents) -> list[DocumentItem]:
+    """The shards of another step's output, without those that have no documents."""
+    from data.prepare.items import DocumentItem, stored_unit
+    from data.select.split_writer import COLUMNS
+
+    parts = [files for files in documents.parts().values() if files]
+    urls = [url for files in parts for url in files.values()]
+    units = by_item(stored_unit, urls, documents.home)
+    return [
+        DocumentItem(
+            tuple((split, (units[files[split]],)) for split in documents.splits if split in files),
+            (*COLUMNS, *units[next(iter(files.values()))].columns),
+        )
+        for files in parts
+    ]

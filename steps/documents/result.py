@@ -1,0 +1,111 @@
+"""The result of a step that prepares documents: counts that add up."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from pipeline import InputError, Result, StepContext
+from pipeline.store import storage
+from pipeline.store.shards import Shard
+from steps.artifacts import TRAIN, Documents
+
+_EXAMPLES = 3  # most documents shown of each reason
+_LOOKED_AT = 32  # most shards whose examples are read
+
+
+def documents_result(
+    run: StepContext,
+    written: Mapping[str, Shard],
+    documents: Documents | str,
+    **more: Any,
+) -> Result:
+    """The result of a step whose shards `data.prepare.write.DocumentWriter` wrote.
+
+    `documents_seen` is the sum of `documents_kept` and of `dropped`, the number of documents by
+    reason; `tokens_seen` likewise of `tokens_kept` and `dropped_tokens`. `examples` has some
+    documents of each reason.
+
+    Args:
+        documents: what the step read: the order of its splits is that of the result.
+        more: other entries of the result.
+
+    Raises:
+        InputError: a split lost all of its documents, or shards have other columns than others.
+    """
+    from data.select.document_hash import digest_hex
+
+    shards = list(written.values())
+    order = list(documents.splits) if isinstance(documents, Documents) else [TRAIN]
+    dropped, tokens = Counter[str](), Counter[str]()
+    for shard in shards:
+        dropped.update(shard.result["dropped"])
+        tokens.update(shard.result["dropped_tokens"])
+    splits: dict[str, dict[str, Any]] = {}
+    for name in order:
+        parts = [s.result["splits"][name] for s in shards if name in s.result["splits"]]
+        count = {key: sum(part[key] for part in parts) for key in ("documents", "tokens", "bytes")}
+        if not count["documents"]:
+            raise InputError(_empty(run.label, name, dropped))
+        splits[name] = {
+            "tokens_asked": -1,
+            "tokens_counted": count["tokens"],
+            "documents": count["documents"],
+            "bytes": count["bytes"],
+            "digest": digest_hex(sum(int(part["digest"], 16) for part in parts)),
+        }
+    kept = sum(split["documents"] for split in splits.values())
+    kept_tokens = sum(split["tokens_counted"] for split in splits.values())
+    return {
+        "order": order,
+        "splits": splits,
+        "documents_seen": kept + dropped.total(),
+        "documents_kept": kept,
+        "tokens_seen": kept_tokens + tokens.total(),
+        "tokens_kept": kept_tokens,
+        "dropped": dict(dropped.most_common()),
+        "dropped_tokens": dict(tokens),
+        "examples": _examples(run, shards),
+        "columns": _columns(shards),
+        "headline": [
+            f"{kept:,} of {kept + dropped.total():,} documents, {kept_tokens:,} tokens",
+            *(f"dropped {count:,}: {reason}" for reason, count in dropped.most_common()),
+        ],
+        **more,
+    }
+
+
+def _empty(label: str, split: str, dropped: Mapping[str, int]) -> str:
+    reasons = ", ".join(f"{count:,} ({reason})" for reason, count in dropped.items())
+    return (
+        f"{label}: expected documents to keep in {split!r}, found none: dropped {reasons or 'none'}"
+        "; loosen what drops them, or give other documents"
+    )
+
+
+def _columns(shards: list[Shard]) -> dict[str, str]:
+    """Type by column, the same in all shards that have documents."""
+    found: dict[str, str] = {}
+    for shard in shards:
+        columns = shard.result["columns"]
+        if (found or columns) != (columns or found):
+            raise InputError(
+                f"documents: expected the columns {found} of the first shard, found {columns} in "
+                f"{shard.name}; give all files of the source the same columns"
+            )
+        found = found or columns
+    return found
+
+
+def _examples(run: StepContext, shards: list[Shard]) -> dict[str, list[dict[str, str]]]:
+    """Documents that were dropped, by reason."""
+    from data.prepare.write import EXAMPLES
+
+    found: dict[str, list[dict[str, str]]] = {}
+    for shard in [s for s in shards if any(f.path == EXAMPLES for f in s.files)][:_LOOKED_AT]:
+        url = storage.join(run.root, shard.root, EXAMPLES)
+        for reason, example in sorted(storage.read_json(url).items()):
+            if len(found.setdefault(reason, [])) < _EXAMPLES:
+                found[reason].append(example)
+    return found

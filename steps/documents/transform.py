@@ -1,0 +1,156 @@
+"""Map and filter: documents through a function of the user's, on the workers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Annotated, Any
+
+from data.read.listing import absolute, list_documents
+from data.read.unit import Fields
+from pipeline import External, InputError, Result, StepContext, step
+from steps.artifacts import Documents
+from steps.documents.items import document_items
+from steps.documents.result import documents_result
+from steps.gang import HUB
+
+if TYPE_CHECKING:
+    from data.prepare.apply import Function
+    from data.prepare.items import DocumentItem
+
+Call = Callable[..., Any]
+
+
+def _check_map(arguments: Mapping[str, Any]) -> None:
+    _check_calls("map_documents(by=...)", (arguments["by"],))
+    _check_columns("map_documents", arguments["columns"])
+
+
+def _check_filter(arguments: Mapping[str, Any]) -> None:
+    _check_calls("filter_documents(keep=...)", _calls(arguments["keep"]))
+    _check_columns("filter_documents", arguments["columns"])
+
+
+def _calls(given: Any) -> tuple[Call, ...]:
+    return given if isinstance(given, tuple) else (given,)
+
+
+def _check_calls(argument: str, calls: tuple[Any, ...]) -> None:
+    wrong = [call for call in calls if not callable(call) or isinstance(call, type)]
+    if wrong or not calls:
+        raise InputError(
+            f"{argument}: expected a function, found {wrong[0] if wrong else 'none'!r}; define one "
+            "in the experiment's file, or import it"
+        )
+
+
+def _check_columns(step: str, columns: tuple[tuple[str, str], ...]) -> None:
+    import pyarrow as pa
+
+    for name, kind in columns:
+        try:
+            pa.type_for_alias(kind)
+        except ValueError:
+            raise InputError(
+                f"{step}(columns=...): {name!r} has the type {kind!r}; expected one of Arrow's, "
+                'such as "string", "int64", "float64" or "bool"'
+            ) from None
+
+
+@step(output=Documents, version=1, cpus=0, check=_check_map, environment=HUB)
+def map_documents(
+    run: StepContext,
+    documents: Annotated[Documents | str, External(list_documents, absolute)],
+    *,
+    by: Call,
+    version: int = 1,
+    columns: tuple[tuple[str, str], ...] = (),
+    batched: bool = False,
+    skip_failed: bool = False,
+    fields: Fields = Fields(),
+) -> Result:
+    """What a function makes of each document.
+
+    Args:
+        documents: documents, or a source.
+        by: takes a document, a dict of its columns, and returns its new text, a dict of the columns
+            that change, or a list or generator of these for several documents or none. Where the
+            text changes, `token_count` changes with its bytes. `functools.partial` and frozen
+            dataclasses with `__call__` give it arguments, which are part of the key.
+        version: of the function; raise it when a change of its code changes the output.
+        columns: (name, Arrow type) of the columns that the function adds.
+        batched: the function takes and returns a `pyarrow.RecordBatch` of up to 1,024 documents.
+        skip_failed: drop and count documents with which the function raises an error.
+        fields: names of a source's columns, and which others to keep.
+
+    Raises:
+        InputError: the function fails with a document or returns something else, or no document
+            is left.
+    """
+    del version
+    return _transform(run, documents, map_shard, (by,), columns, batched, skip_failed, fields)
+
+
+@step(output=Documents, version=1, cpus=0, check=_check_filter, environment=HUB)
+def filter_documents(
+    run: StepContext,
+    documents: Annotated[Documents | str, External(list_documents, absolute)],
+    *,
+    keep: Call | tuple[Call, ...],
+    version: int = 1,
+    columns: tuple[tuple[str, str], ...] = (),
+    batched: bool = False,
+    skip_failed: bool = False,
+    fields: Fields = Fields(),
+) -> Result:
+    """The documents that a function keeps, with counts of the others by reason.
+
+    Args:
+        documents: documents, or a source.
+        keep: takes a document, a dict of its columns, and returns True to keep it, False or a
+            reason (str) to drop it, or a dict of columns to change. Several are asked in turn.
+        version: of the functions; raise it when a change of their code changes the output.
+        columns: (name, Arrow type) of the columns that the functions add.
+        batched: the functions take a `pyarrow.RecordBatch` of up to 1,024 documents and return an
+            answer for each: booleans, or reasons and None.
+        skip_failed: drop and count documents with which a function raises an error.
+        fields: names of a source's columns, and which others to keep.
+
+    Raises:
+        InputError: a function fails with a document or returns something else, or no document is
+            left.
+    """
+    del version
+    calls = _calls(keep)
+    return _transform(run, documents, filter_shard, calls, columns, batched, skip_failed, fields)
+
+
+def _transform(
+    run: StepContext,
+    documents: Documents | str,
+    writer: Callable[[str, tuple[DocumentItem, Function]], Mapping[str, Any]],
+    calls: tuple[Call, ...],
+    columns: tuple[tuple[str, str], ...],
+    batched: bool,
+    skip_failed: bool,
+    fields: Fields,
+) -> Result:
+    from data.prepare.apply import Function
+
+    function = Function(calls, columns, batched, skip_failed)
+    items = document_items(documents, fields)
+    written = run.map(writer, {name: (item, function) for name, item in items.items()})
+    return documents_result(run, written, documents)
+
+
+def map_shard(directory: str, work: tuple[DocumentItem, Function]) -> Mapping[str, Any]:
+    """Shard writer: what the function makes of the item's documents."""
+    from data.prepare.apply import map_item
+
+    return map_item(directory, *work)
+
+
+def filter_shard(directory: str, work: tuple[DocumentItem, Function]) -> Mapping[str, Any]:
+    """Shard writer: the item's documents that the functions keep."""
+    from data.prepare.apply import filter_item
+
+    return filter_item(directory, *work)

@@ -1,0 +1,251 @@
+"""`map_documents` and `filter_documents`, through the engine."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections import Counter
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from data.read.unit import Fields
+from pipeline import InputError, step
+from pipeline.errors import StepFailed
+from steps import sample, tokenize
+from steps.artifacts import Documents, TokenCache
+from steps.documents.items import document_items
+from steps.documents.result import documents_result
+from steps.documents.transform import filter_documents, map_documents
+from steps.tokens.tokenizer import byte_tokenizer
+from tests.steps.documents.test_sample import published
+
+TEXTS = [f"text {n} " + "word " * (n % 7) + ("café" if n % 5 == 0 else "") for n in range(300)]
+URLS = [f"https://{'spam' if n % 11 == 0 else 'ham'}.example/{n}" for n in range(300)]
+
+
+@pytest.fixture
+def source(tmp_path):
+    """JSON lines and Parquet with another column."""
+    folder = tmp_path / "source"
+    folder.mkdir()
+    rows = [
+        {"id": f"d{n}", "text": text, "url": url, "n": n}
+        for n, (text, url) in enumerate(zip(TEXTS, URLS, strict=True))
+    ]
+    for part in range(2):
+        lines = "".join(json.dumps(row) + "\n" for row in rows[part * 150 : part * 150 + 150])
+        (folder / f"{part}.jsonl").write_text(lines)
+    return str(folder)
+
+
+def rows_of(documents: Documents, split: str = "train") -> list[dict]:
+    return [row for _, file in documents.files(split) for row in pq.read_table(file).to_pylist()]
+
+
+def long_enough(document, least=3):
+    return len(document["text"].split()) >= least or "too short"
+
+
+def no_spam(document):
+    return "spam" not in document["url"]
+
+
+@dataclass(frozen=True)
+class Prefix:
+    """Puts a text in front."""
+
+    text: str
+
+    def __call__(self, document):
+        return self.text + document["text"]
+
+
+def test_a_filter_keeps_what_its_functions_keep_and_counts_the_others(tmp_path, source):
+    """Against a loop over the rows; the other columns travel along."""
+    keep = (no_spam, functools.partial(long_enough, least=4))
+    made = published(
+        tmp_path / "store", filter_documents(source, keep=keep, fields=Fields(columns=("url", "n")))
+    )
+    found, reasons = [], Counter()
+    for n, (text, url) in enumerate(zip(TEXTS, URLS, strict=True)):
+        if "spam" in url:
+            reasons["no_spam"] += 1
+        elif len(text.split()) < 4:
+            reasons["too short"] += 1
+        else:
+            tokens = -(-len(text.encode()) // 4)
+            row = {"id": f"d{n}", "text": text, "token_count": tokens, "url": url, "n": str(n)}
+            found.append(row)
+    assert rows_of(made) == found
+    assert made.result["dropped"] == dict(reasons)
+    assert made.result["documents_seen"] == 300 == len(found) + reasons.total()
+    kept = sum(row["token_count"] for row in found)
+    assert made.result["tokens_kept"] == kept == made.result["splits"]["train"]["tokens_counted"]
+    assert made.result["tokens_seen"] == sum(-(-len(t.encode()) // 4) for t in TEXTS)
+    assert made.result["examples"]["too short"][0] == {"id": "d1", "text": TEXTS[1]}
+
+
+def halves(document):
+    middle = len(document["text"]) // 2
+    yield {"text": document["text"][:middle]}
+    yield {"text": document["text"][middle:], "half": 1}
+
+
+def test_a_map_changes_documents_and_may_make_several_or_none(tmp_path, source):
+    prefixed = published(tmp_path / "one", map_documents(source, by=Prefix("see: ")))
+    assert [row["text"] for row in rows_of(prefixed)] == ["see: " + text for text in TEXTS]
+    split = published(
+        tmp_path / "two", map_documents(source, by=halves, columns=(("half", "int64"),))
+    )
+    found = rows_of(split)
+    assert [row["id"] for row in found[:3]] == ["d0/0", "d0/1", "d1/0"]
+    assert "".join(row["text"] for row in found) == "".join(TEXTS)
+    assert [row["half"] for row in found[:2]] == [None, 1]
+    total = sum(row["token_count"] for row in found)
+    assert total == pytest.approx(sum(len(text.encode()) for text in TEXTS) / 4, rel=0.15)
+
+
+def upper(batch):
+    texts = pa.array([text.upper() for text in batch.column("text").to_pylist()])
+    return batch.set_column(batch.schema.get_field_index("text"), "text", texts)
+
+
+def even(batch):
+    return [None if n % 2 == 0 else "odd" for n in range(batch.num_rows)]
+
+
+def test_batched_functions_give_what_the_same_one_by_one_does(tmp_path, source):
+    big = published(tmp_path / "map", map_documents(source, by=upper, batched=True))
+    assert [row["text"] for row in rows_of(big)] == [text.upper() for text in TEXTS]
+    half = published(tmp_path / "filter", filter_documents(source, keep=even, batched=True))
+    assert len(rows_of(half)) == 150
+    assert half.result["dropped"] == {"odd": 150}
+
+
+def test_splits_and_columns_travel_through_a_chain_to_the_tokens(tmp_path, source):
+    """Filter, sample, map and tokenize: each takes what the one before it made."""
+    clean = filter_documents(source, keep=no_spam, fields=Fields(columns=("url",)))
+    chosen = sample(clean, tokens=-1, splits=(("validation", 300),))
+    longer = map_documents(chosen, by=Prefix("see: "))
+    made = published(tmp_path / "store", longer)
+    assert made.splits == ("train", "validation")
+    train, held_out = rows_of(made), rows_of(made, "validation")
+    assert len(train) + len(held_out) == sum("spam" not in url for url in URLS)
+    assert all(row["url"] == URLS[int(row["id"][1:])] for row in train + held_out)
+    tokens = published(tmp_path / "store", tokenize(longer, byte_tokenizer()))
+    cache = TokenCache(tokens.path, tokens.manifest)
+    texts = sum(len(row["text"].encode()) for row in train)
+    assert cache.tokens("train") == texts + len(train)
+
+
+def test_sampling_documents_is_sampling_the_same_rows(tmp_path, source):
+    """The same documents are chosen, whether from files or from a step's output."""
+    everything = filter_documents(source, keep=functools.partial(long_enough, least=0))
+    budget = {"tokens": 1000, "splits": (("validation", 200),)}
+    whole, again = (
+        published(tmp_path / "store", sample(of, **budget)) for of in (source, everything)
+    )
+    for split in whole.splits:
+        assert {r["id"]: r["text"] for r in rows_of(whole, split)} == {
+            r["id"]: r["text"] for r in rows_of(again, split)
+        }
+    again = sample(sample(source, **budget), tokens=-1)
+    with pytest.raises(StepFailed, match="without held-out splits, found validation"):
+        published(tmp_path / "store", again)
+
+
+def nothing(document):
+    """A function that forgets to return."""
+
+
+def a_number(document):
+    return 3
+
+
+def breaks(document):
+    if document["id"] == "d7":
+        raise ValueError("seven")
+    return True
+
+
+def other_column(document):
+    return {"half": 1}
+
+
+@pytest.mark.parametrize(
+    ("declare", "found"),
+    [
+        (lambda s: map_documents(s, by=nothing), "returned nothing; expected a text"),
+        (lambda s: filter_documents(s, keep=nothing), "returned nothing; expected True"),
+        (lambda s: map_documents(s, by=a_number), "returned 3; expected a text"),
+        (lambda s: map_documents(s, by=other_column), r"columns=\(\('half', 'string'\),\)"),
+        (
+            lambda s: filter_documents(s, keep=breaks),
+            r"0.jsonl: document 7 \(.*, id 'd7': breaks failed with ValueError: seven",
+        ),
+        (
+            lambda s: filter_documents(s, keep=functools.partial(long_enough, least=99)),
+            r"found none: dropped 300 \(too short\)",
+        ),
+    ],
+)
+def test_what_a_function_does_wrong_is_said_in_a_line(tmp_path, source, declare, found):
+    with pytest.raises(StepFailed, match=found):
+        published(tmp_path / "store", declare(source))
+
+
+def test_documents_with_which_a_function_fails_are_counted_if_asked(tmp_path, source):
+    made = published(tmp_path / "s", filter_documents(source, keep=breaks, skip_failed=True))
+    assert made.result["dropped"] == {"failed with ValueError": 1}
+    assert len(rows_of(made)) == 299
+
+
+def test_arguments_and_version_are_in_the_key_and_a_lambda_has_none(source):
+    def key(**more):
+        return filter_documents(source, **{"keep": no_spam, **more}).key
+
+    keys = [
+        key(),
+        key(version=2),
+        key(keep=long_enough),
+        key(keep=functools.partial(long_enough, least=3)),
+        key(keep=functools.partial(long_enough, least=4)),
+        map_documents(source, by=Prefix("a")).key,
+        map_documents(source, by=Prefix("b")).key,
+    ]
+    assert len(set(keys)) == len(keys)
+    assert key(keep=functools.partial(long_enough, least=4)) == keys[4]
+    with pytest.raises(InputError, match="<lambda> has no name"):
+        filter_documents(source, keep=lambda document: True)
+    with pytest.raises(InputError, match="expected a function, found 'no_spam'"):
+        filter_documents(source, keep="no_spam")
+
+
+def test_a_function_is_part_of_the_steps_code(source):
+    """A change of its file is seen, as one of the step's own file is."""
+    node = filter_documents(source, keep=functools.partial(long_enough, least=3))
+    assert long_enough in node.functions
+    assert Prefix.__call__ in map_documents(source, by=Prefix("a")).functions
+
+
+@step(output=Documents, version=1)
+def shout(run, documents: Documents):
+    return documents_result(run, run.map(shout_shard, document_items(documents)), documents)
+
+
+def shout_shard(directory, item):
+    from data.prepare.items import read_documents
+    from data.prepare.write import DocumentWriter
+
+    with DocumentWriter(directory) as out:
+        for split, batch in read_documents(item):
+            out.write(split, upper(batch))
+    return out.result
+
+
+def test_a_step_of_ones_own_is_fifteen_lines(tmp_path, source):
+    made = published(tmp_path / "store", shout(sample(source, tokens=-1)))
+    assert sorted(row["text"] for row in rows_of(made)) == sorted(t.upper() for t in TEXTS)
