@@ -27,6 +27,7 @@ from steps.exchange.export import export_hf as export_hf
 from steps.exchange.export import upload_hf as upload_hf
 from steps.exchange.import_hf import import_hf as import_hf
 from steps.pages.compare import compare as compare
+from steps.pages.preparation import preparation_report as preparation_report
 from steps.pages.report import report as report
 from steps.scaling_law.scaling import ladder as ladder
 from steps.scaling_law.scaling import scaling as scaling

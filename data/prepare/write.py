@@ -15,7 +15,7 @@ from data.select.split_writer import COLUMNS, Splits
 from pipeline.errors import InputError
 from pipeline.store import storage
 
-EXAMPLES = "dropped.json"
+EXAMPLES, MOST_EXAMPLES = "dropped.json", 3
 _EXAMPLE_CHARACTERS = 400
 _TYPES = dict(zip(COLUMNS, (pa.string(), pa.string(), pa.int64()), strict=True))
 
@@ -25,8 +25,8 @@ class DocumentWriter:
 
     A context manager. After it `result` is that of the shard: for each split `documents`, `tokens`
     (by `token_count`), `bytes` and `digest`; `seen`, the documents written and dropped; `dropped`
-    and `dropped_tokens` by reason; the types of the columns. The first document that was dropped
-    for each reason is kept in `dropped.json`.
+    and `dropped_tokens` by reason; the types of the columns. The first documents that were
+    dropped for each reason are in `dropped.json`.
     """
 
     def __init__(self, directory: str) -> None:
@@ -35,7 +35,7 @@ class DocumentWriter:
         self._splits = Splits(directory, self._stack)
         self._columns: dict[str, str] = {}
         self._dropped, self._tokens = Counter[str](), Counter[str]()
-        self._examples: dict[str, dict[str, str]] = {}
+        self._examples: dict[str, list[dict[str, str]]] = {}
         self.result: dict[str, Any] = {}
 
     def __enter__(self) -> DocumentWriter:
@@ -65,10 +65,9 @@ class DocumentWriter:
             return
         self._dropped[reason] += batch.num_rows
         self._tokens[reason] += pc.call_function("sum", [batch.column("token_count")]).as_py() or 0
-        if reason not in self._examples:
-            first = batch.slice(0, 1).select(["id", "text"]).to_pylist()[0]
-            text = (first["text"] or "")[:_EXAMPLE_CHARACTERS]
-            self._examples[reason] = {"id": first["id"], "text": text}
+        shown = self._examples.setdefault(reason, [])
+        for row in batch.slice(0, MOST_EXAMPLES - len(shown)).select(["id", "text"]).to_pylist():
+            shown.append({"id": row["id"], "text": row["text"][:_EXAMPLE_CHARACTERS]})
 
     def skip(self, reason: str, count: int) -> None:
         """Count rows that are no documents."""

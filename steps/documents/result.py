@@ -11,7 +11,6 @@ from pipeline.store import storage
 from pipeline.store.shards import Shard
 from steps.artifacts import TRAIN, Documents
 
-_EXAMPLES = 3  # most documents shown of each reason
 _LOOKED_AT = 32  # most shards whose examples are read
 
 
@@ -100,12 +99,11 @@ def _columns(shards: list[Shard]) -> dict[str, str]:
 
 def _examples(run: StepContext, shards: list[Shard]) -> dict[str, list[dict[str, str]]]:
     """Documents that were dropped, by reason."""
-    from data.prepare.write import EXAMPLES
+    from data.prepare.write import EXAMPLES, MOST_EXAMPLES
 
     found: dict[str, list[dict[str, str]]] = {}
     for shard in [s for s in shards if any(f.path == EXAMPLES for f in s.files)][:_LOOKED_AT]:
         url = storage.join(run.root, shard.root, EXAMPLES)
-        for reason, example in sorted(storage.read_json(url).items()):
-            if len(found.setdefault(reason, [])) < _EXAMPLES:
-                found[reason].append(example)
+        for reason, shown in storage.read_json(url).items():
+            found[reason] = [*found.get(reason, []), *shown][:MOST_EXAMPLES]
     return found

@@ -17,6 +17,7 @@ from data.read.listing import absolute, list_documents
 from data.read.unit import Fields
 from data.select.token_budget import ALL_THAT_IS_LEFT, Budget
 from pipeline import External, InputError, Result, StepContext, step
+from pipeline.graph.step import Node
 from pipeline.store import storage
 from pipeline.store.shards import Shard
 from steps.artifacts import Documents, Tokenizer
@@ -362,3 +363,11 @@ def _take(
     raise InputError(
         f"{request.where}: {too_much(name, request.budget, max(1, asked), held, total)}"
     )
+
+
+def sampled(node: Node) -> Any:
+    """The call of a step over all documents of a source that it was given in their place."""
+    if (source := node.config.get("documents")) is None:
+        return node
+    arguments = {**node.config, **node.runtime, **node.inputs}
+    return node.step(**{**arguments, "documents": sample(source, tokens=-1)})

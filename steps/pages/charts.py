@@ -181,7 +181,7 @@ def waterfall_chart(account: Account) -> Markup:
             rows.append((name, [(colour, left, width, "")], _share(account, part)))
         left += width
     whole = ("total", [(GREY, 0.0, 100.0, "")], duration(account.total))
-    return _bars([whole, *rows])
+    return bar_rows([whole, *rows])
 
 
 def bars_chart(runs: Sequence[tuple[str, Account]]) -> Markup:
@@ -198,7 +198,7 @@ def bars_chart(runs: Sequence[tuple[str, Account]]) -> Markup:
         rows.append((name, bars, duration(account.total)))
     listed = legend(PARTS[part] for part in reversed(shown))
     return Markup('<p class="legend"><span class="soft">% of the wall time</span>{}</p>{}').format(
-        listed, _bars(rows)
+        listed, bar_rows(rows)
     )
 
 
@@ -207,7 +207,7 @@ def _share(account: Account, part: str) -> str:
     return f"{duration(seconds)}, {seconds / (account.total or 1.0):.1%}"
 
 
-def _bars(rows: Iterable[tuple[str, Iterable[tuple[str, float, float, str]], str]]) -> Markup:
+def bar_rows(rows: Iterable[tuple[str, Iterable[tuple[str, float, float, str]], str]]) -> Markup:
     """A row each of a name, bars of (colour, left and width in per cent, title), and a text."""
     bar = Markup('<i class="bar" style="--c:{};left:{:.3f}%;width:{:.3f}%" title="{}"></i>')
     row = Markup('<div class="row"><span>{}</span><div class="track">{}</div><span>{}</span></div>')

@@ -9,11 +9,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pipeline import InputError, Result, Runtime, StepContext, step
+from data.read.listing import absolute, list_documents
+from pipeline import External, InputError, Result, Runtime, StepContext, step
 from pipeline.store import storage
 from pipeline.store.parallel import concurrently, in_order
 from pipeline.store.shards import Shard
 from steps.artifacts import Documents, TokenCache, Tokenizer
+from steps.documents.sample import sampled
 
 if TYPE_CHECKING:
     import numpy as np
@@ -41,10 +43,10 @@ class DocumentGroup:
     backend: Literal["auto", "tokenizers", "fastokens"]
 
 
-@step(output=TokenCache, version=2, cpus=0, shard_memory=_SHARD_MEMORY)
+@step(output=TokenCache, version=2, cpus=0, shard_memory=_SHARD_MEMORY, then=sampled)
 def tokenize(
     run: StepContext,
-    documents: Documents,
+    documents: Annotated[Documents | str, External(list_documents, absolute)],
     tokenizer: Tokenizer,
     *,
     backend: Annotated[Literal["auto", "tokenizers", "fastokens"], Runtime] = "auto",
@@ -52,12 +54,13 @@ def tokenize(
     """Every split of the documents as token ids, with EOS after each document and no other token.
 
     Args:
-        documents: sampled documents.
+        documents: documents, or a source of which all are taken.
         tokenizer: the tokenizer.
         backend: "auto" is fastokens if it is installed and known to read this tokenizer. Every
             backend gives the ids of tokenizers: documents are compared first, and tokenizers
             encodes everything if one differs.
     """
+    assert isinstance(documents, Documents)  # see `sampled`
     text_tokenizer = tokenizer.load()
     fast = text_tokenizer.checked(backend).is_fast  # refuses an unavailable backend
     with run.shard("vocabulary") as directory:

@@ -9,12 +9,13 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, get_args
 
-from data.read.listing import absolute, list_source
+from data.read.listing import absolute, list_documents, list_source
 from data.tokenizer.special_tokens import check_vocab_size
 from models.shape.validation import at_least
 from pipeline import External, InputError, Result, StepContext, step
 from pipeline.store import storage
 from steps.artifacts import TRAIN, Documents, Tokenizer
+from steps.documents.sample import sampled
 from steps.gang import HUB
 
 if TYPE_CHECKING:
@@ -118,10 +119,10 @@ def _check_trained(arguments: Mapping[str, Any]) -> None:
         at_least("train_tokenizer", tokens=(tokens, 1))
 
 
-@step(output=Tokenizer, version=1, check=_check_trained)
+@step(output=Tokenizer, version=1, check=_check_trained, then=sampled)
 def train_tokenizer(
     run: StepContext,
-    documents: Documents,
+    documents: Annotated[Documents | str, External(list_documents, absolute)],
     *,
     vocab_size: int,
     tokens: int | None = None,
@@ -130,7 +131,7 @@ def train_tokenizer(
     """A byte-level BPE tokenizer of exactly `vocab_size` entries, from at most 2 GiB of text.
 
     Args:
-        documents: the documents, of which only the training split is read.
+        documents: documents, or a source, of which only the training split is read.
         vocab_size: number of entries, EOS included.
         tokens: about how many tokens to read, from the files in random order; None for all.
         pre_tokenizer: whose regular expression divides texts into words. A number is one word with
@@ -142,6 +143,7 @@ def train_tokenizer(
     """
     from data.tokenizer.text_tokenizer import TextTokenizer, train
 
+    assert isinstance(documents, Documents)  # see `sampled`
     check_size(documents, tokens)
     tokenizer_json = train(_texts(run, documents, tokens), vocab_size, pre_tokenizer)
     with run.shard("tokenizer") as directory:
