@@ -16,28 +16,20 @@ a folder, and for a pattern that ends in `*`, only files with one of these exten
 
 A full hub commit and a Python version each identify exact bytes. Any other source can change under
 the same name: `data.read.listing` lists its current files, and a step's output is stale when they
-differ from those it was built from. This module imports only the standard library.
+differ from those it was built from. `data.sources` has public data sets by name.
 """
 
 from __future__ import annotations
 
 import platform
-import re
 
+from data.sources import named_source
 from pipeline.errors import InputError
 
-FINEWEB_EDU_REVISION = "87f09149ef4734204d70ed1d046ddc9ca3f2b8f9"
 PYTHON_DOCS = "python-docs://"
 
-_SAMPLES = {
-    "sample-10BT": "sample/10BT/*.parquet",
-    "sample-100BT": "sample/100BT/*.parquet",
-    "sample-350BT": "sample/350BT/*.parquet",
-    "default": "data/*/*.parquet",
-}
 
-
-def fineweb_edu(subset: str = "sample-10BT", revision: str = FINEWEB_EDU_REVISION) -> str:
+def fineweb_edu(subset: str = "sample-10BT", revision: str | None = None) -> str:
     """Source of FineWeb-edu (Penedo et al. 2024, arXiv:2406.17557) at one revision of the hub.
 
     Args:
@@ -45,20 +37,7 @@ def fineweb_edu(subset: str = "sample-10BT", revision: str = FINEWEB_EDU_REVISIO
             of one Common Crawl dump such as `CC-MAIN-2024-10`.
         revision: commit of the dataset repository, 40 hexadecimal digits.
     """
-    if not re.fullmatch(r"[0-9a-f]{40}", revision):
-        raise InputError(
-            f"fineweb_edu: revision={revision!r} is not a full commit hash (40 hexadecimal "
-            "digits); a branch can move, so give the commit it points to"
-        )
-    files = _SAMPLES.get(subset)
-    if files is None and re.fullmatch(r"CC-MAIN-\d{4}-\d{2}", subset):
-        files = f"data/{subset}/*.parquet"
-    if files is None:
-        raise InputError(
-            f"fineweb_edu: subset={subset!r} is unknown; use one of {', '.join(_SAMPLES)}, "
-            "or a dump such as 'CC-MAIN-2024-10'"
-        )
-    return f"hf://datasets/HuggingFaceFW/fineweb-edu@{revision}/{files}"
+    return named_source("fineweb-edu", subset, revision)
 
 
 def python_documentation() -> str:

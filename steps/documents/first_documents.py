@@ -12,12 +12,13 @@ from pipeline import InputError
 from pipeline.graph.facts import Facts, Results
 from pipeline.graph.step import Node
 from pipeline.store import storage
+from steps.documents.licenses import license_facts
 
 _FILES = 16  # files that are opened, spread over the source
 
 
 def first_documents(node: Node, results: Results) -> Facts:
-    """No facts about a step that samples."""
+    """The licence of a step's source; refuses a local one whose first documents are wrong."""
     del results
     source, config = node.config.get("source"), node.config
     if source is not None and storage.is_local(source):
@@ -34,7 +35,7 @@ def first_documents(node: Node, results: Results) -> Facts:
                 next(read_unit(unit, ["id", "text", "token_count", *score, *fields.columns]), None)
         if len(opened) == len(files):
             _check_budget(source, config, units)
-    return Facts()
+    return license_facts(source)
 
 
 def _check_budget(source: str, config: Mapping[str, Any], units: list[Unit]) -> None:

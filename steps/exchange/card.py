@@ -16,6 +16,7 @@ from pipeline.plan.lineage import Ancestor, lineage
 from pipeline.prices import price_of
 from pipeline.store import storage
 from steps.artifacts import Checkpoint
+from steps.exchange.source_licenses import escaped, known_licenses, licenses, restrictions
 from steps.pages.run_record import TrainingRun, of_checkpoint
 from training.config.batch_schedule import rows_read
 
@@ -33,13 +34,15 @@ def write_cards(
 ) -> None:
     """Write README.md and DATA.md."""
     ancestors = lineage([model.path])
+    known = known_licenses(ancestors)
     card = [*_front(license), f"# {name}", "", *_model(model, written), *_use(model)]
+    card += restrictions(known)
     if not model.imported:
         record = of_checkpoint(model, name, ancestors)
         card += [*_training(model, record), *_evaluation(record)]
     card += _lineage(ancestors)
     _write(folder, "README.md", card)
-    data = [f"# Data of {name}", "", *_data(model, ancestors), *_licenses(source_licenses)]
+    data = [f"# Data of {name}", "", *_data(model, ancestors), *licenses(known, source_licenses)]
     _write(folder, "DATA.md", data)
 
 
@@ -131,7 +134,7 @@ def _data(model: Checkpoint, ancestors: Sequence[Ancestor]) -> list[str]:
     sources = {
         str(summary) for ancestor in ancestors for summary in ancestor.manifest.sources.values()
     }
-    lines += [f"- {_escaped(source)}" for source in sorted(sources)] or ["None was recorded."]
+    lines += [f"- {escaped(source)}" for source in sorted(sources)] or ["None was recorded."]
     lines.append("")
     if model.imported:
         return lines
@@ -148,12 +151,3 @@ def _data(model: Checkpoint, ancestors: Sequence[Ancestor]) -> list[str]:
         numbers = [f"{split[field]:,}" for field in fields]
         lines.append(f"| {name} | {' | '.join(numbers)} |")
     return [*lines, ""]
-
-
-def _licenses(given: Sequence[str]) -> list[str]:
-    lines = [f"- {_escaped(text)}" for text in given] or ["Not stated in the export."]
-    return ["## Licences of the sources", "", *lines, ""]
-
-
-def _escaped(text: str) -> str:
-    return text.replace("\n", " ").replace("|", "\\|")
