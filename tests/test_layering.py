@@ -91,7 +91,8 @@ FLOORS = {
         "__init__",
     ),
     "data": (
-        *("arrays", "source", "read", "tokenizer", "select", "prepare", "cache", "batches"),
+        *("arrays", "sources", "source", "read", "tokenizer", "select", "prepare"),
+        *("cache", "batches"),
         "__init__",
     ),
     "models": (

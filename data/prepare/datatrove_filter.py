@@ -1,9 +1,7 @@
 """What the named filters share: a filter is a value of a configuration that datatrove decides for.
 
-A filter is a frozen dataclass whose fields are in the key of a step. Called with a document, a
-mapping of its columns, it returns True to keep it, a reason to drop it, or the columns to change.
-datatrove's object is built once per process. Of a file that a filter reads, the content is in the
-key and the path is not.
+A filter is a frozen dataclass whose fields are in the key of a step. datatrove's object is built
+once per process. Of a file that a filter reads, the content is in the key and the path is not.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ _INSTALL = "pip install 'ponente[prepare]'"
 
 
 @dataclass(frozen=True)
-class Filter:
+class DatatroveFilter:
     """A filter of datatrove; subclasses have its parameters as fields.
 
     Attributes:
@@ -79,7 +77,8 @@ class Filter:
         del document
         return {}
 
-    def __call__(self, document: Mapping[str, Any]) -> Answer:
+    def decide(self, document: Mapping[str, Any]) -> Answer:
+        """True to keep a document, a reason to drop it, or the columns that change."""
         from datatrove.data import Document
 
         asked = Document(text=document["text"], id="", metadata=self.metadata(document))
@@ -91,7 +90,7 @@ class Filter:
 
 
 @functools.cache
-def _built(filter: Filter) -> Any:
+def _built(filter: DatatroveFilter) -> Any:
     if filter.digest_files() != filter.content:
         raise InputError(
             f"{filter}: expected the file that the run was planned with, found another content; "

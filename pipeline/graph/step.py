@@ -101,17 +101,20 @@ class Node:
         self.directory = f"{step.name}-{self.key[:_KEY_DIGITS]}"  # of its output, in a store
         self.reads_lineage = step.reads_lineage
         # Whose code makes the output: the step's, and what its configuration calls.
-        called = (
-            vars(each).get("__call__") if isinstance(each, type) else each
-            for each in self.classes.values()
-        )
-        self.functions = (step.function, *filter(None, called))
+        self.functions = (step.function, *filter(None, map(_called, self.classes.values())))
 
     def advice(self) -> list[str]:
         return self.step.advise({**self.config, **self.runtime}) if self.step.advise else []
 
     def __repr__(self) -> str:
         return f"<{self.directory}>"
+
+
+def _called(each: Any) -> Callable[..., Any] | None:
+    """The function that a configuration's function or callable value is; None for other values."""
+    if not isinstance(each, type):
+        return each
+    return next((vars(cls)["__call__"] for cls in each.__mro__ if "__call__" in vars(cls)), None)
 
 
 def as_node(artifact: Artifact | Node) -> Node:

@@ -10,6 +10,7 @@ from data.read.unit import Fields
 from pipeline import External, InputError, Result, StepContext, step
 from steps.artifacts import Documents
 from steps.documents.items import document_items
+from steps.documents.licenses import source_license
 from steps.documents.result import documents_result
 from steps.gang import HUB
 
@@ -56,7 +57,14 @@ def _check_columns(step: str, columns: tuple[tuple[str, str], ...]) -> None:
             ) from None
 
 
-@step(output=Documents, version=1, cpus=0, check=_check_map, environment=HUB)
+@step(
+    output=Documents,
+    version=1,
+    cpus=0,
+    check=_check_map,
+    facts=source_license,
+    environment=HUB,
+)
 def map_documents(
     run: StepContext,
     documents: Annotated[Documents | str, External(list_documents, absolute)],
@@ -90,7 +98,9 @@ def map_documents(
     return _transform(run, documents, map_shard, (by,), columns, batched, skip_failed, fields)
 
 
-@step(output=Documents, version=1, cpus=0, check=_check_filter, environment=HUB)
+@step(
+    output=Documents, version=1, cpus=0, check=_check_filter, facts=source_license, environment=HUB
+)
 def filter_documents(
     run: StepContext,
     documents: Annotated[Documents | str, External(list_documents, absolute)],
@@ -108,6 +118,7 @@ def filter_documents(
         documents: documents, or a source.
         keep: takes a document, a dict of its columns, and returns True to keep it, False or a
             reason (str) to drop it, or a dict of columns to change. Several are asked in turn.
+            `data.prepare.filters` has the field's own.
         version: of the functions; raise it when a change of their code changes the output.
         columns: (name, Arrow type) of the columns that the functions add.
         batched: the functions take a `pyarrow.RecordBatch` of up to 1,024 documents and return an

@@ -17,10 +17,10 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from data.prepare.datatrove_filter import Filter
 from data.prepare.filters import (
     C4Paragraph,
     C4Quality,
+    Filter,
     FineWebQuality,
     GopherQuality,
     GopherRepetition,

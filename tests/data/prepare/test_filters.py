@@ -14,8 +14,7 @@ from datatrove.data import Document
 from datatrove.pipeline import filters as datatrove
 
 from data.prepare import filters as named
-from data.prepare.datatrove_filter import Filter
-from data.prepare.filters import Language, Length, TerminalPunctuation, URLBlockList
+from data.prepare.filters import Filter, Language, Length, TerminalPunctuation, URLBlockList
 from pipeline.errors import InputError
 from pipeline.identity import fingerprint
 from tests.data.prepare.filter_documents import BLOCKED, FILTERS, OURS, TEXTS, URLS

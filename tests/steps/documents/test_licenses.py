@@ -9,9 +9,14 @@ from pipeline.graph.step import as_node
 from pipeline.identity.listing import Listing
 from pipeline.plan.facts import state
 from steps.documents.sample import sample
+from steps.documents.transform import filter_documents, map_documents
 from steps.exchange.source_licenses import known_licenses, licenses, restrictions
 
 NO_SALE = "karpathy/climbmix-400b-shuffle: CC BY-NC 4.0, which forbids commercial use"
+
+
+def short(document):
+    return len(document["text"]) < 100
 
 
 @pytest.mark.parametrize(
@@ -23,13 +28,20 @@ NO_SALE = "karpathy/climbmix-400b-shuffle: CC BY-NC 4.0, which forbids commercia
     ],
 )
 def test_plan_has_a_line(source, line):
-    node = as_node(sample(source, tokens=1000))
-    (facts,) = state([node], {}).values()
+    nodes = [as_node(sample(source, tokens=1000)), as_node(filter_documents(source, keep=short))]
+    facts, same = state(nodes, {}).values()
+    assert same == facts
     assert facts.lines == ((line,) if line else ())
     assert facts.data.get("license", {}).get("commercial") == (
         None if line is None else "forbids" not in line
     )
     assert not facts.refusal
+
+
+def test_documents_of_a_step_have_no_licence_of_their_own():
+    kept = filter_documents(named_source("climbmix"), keep=short)
+    nodes = [as_node(sample(kept, tokens=1000)), as_node(map_documents(kept, by=short))]
+    assert [facts.lines for facts in state(nodes, {}).values()] == [(), ()]
 
 
 def ancestor(*sources):

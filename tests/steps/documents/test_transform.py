@@ -63,6 +63,11 @@ class Prefix:
         return self.text + document["text"]
 
 
+@dataclass(frozen=True)
+class LongPrefix(Prefix):
+    """What calls it is inherited."""
+
+
 def test_a_filter_keeps_what_its_functions_keep_and_counts_the_others(tmp_path, source):
     """Against a loop over the rows; the other columns travel along."""
     keep = (no_spam, functools.partial(long_enough, least=4))
@@ -229,6 +234,7 @@ def test_a_function_is_part_of_the_steps_code(source):
     node = filter_documents(source, keep=functools.partial(long_enough, least=3))
     assert long_enough in node.functions
     assert Prefix.__call__ in map_documents(source, by=Prefix("a")).functions
+    assert Prefix.__call__ in map_documents(source, by=LongPrefix("a")).functions
 
 
 @step(output=Documents, version=1)
