@@ -19,7 +19,7 @@ from pipeline.errors import InputError
 
 Answer = bool | str | dict[str, Any]
 
-_INSTALL = "pip install 'ponente[prepare]'"
+_INSTALL = "install it with: pip install -e '.[prepare]' in the checkout of ponente"
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class DatatroveFilter:
 
     def __post_init__(self) -> None:
         if missing := [name for name in self.needs if importlib.util.find_spec(name) is None]:
-            raise InputError(f"{type(self).__name__} needs {missing[0]}: {_INSTALL}")
+            raise InputError(f"{type(self).__name__} needs {missing[0]}; {_INSTALL}")
         for name in self.files:
             if path := getattr(self, name):
                 object.__setattr__(self, name, os.path.abspath(os.path.expanduser(path)))

@@ -216,7 +216,7 @@ def test_errors(tmp_path, monkeypatch):
     with pytest.raises(InputError, match="expected a fastText model"):
         Language(str(tmp_path / "x.bin"))({"text": ""})
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(InputError, match=r"GopherQuality needs datatrove: pip install"):
+    with pytest.raises(InputError, match="GopherQuality needs datatrove; install it with"):
         named.GopherQuality()
     assert Length(min_words=1)({"text": ""}) == "too few words"
 
