@@ -16,6 +16,7 @@ from pipeline.plan.lineage import Ancestor, lineage
 from pipeline.prices import price_of
 from pipeline.store import storage
 from steps.artifacts import Checkpoint
+from steps.exchange.decontamination import decontaminated, decontamination
 from steps.exchange.source_licenses import escaped, known_licenses, licenses, restrictions
 from steps.pages.run_record import TrainingRun, of_checkpoint
 from training.config.batch_schedule import rows_read
@@ -39,7 +40,7 @@ def write_cards(
     card += restrictions(known)
     if not model.imported:
         record = of_checkpoint(model, name, ancestors)
-        card += [*_training(model, record), *_evaluation(record)]
+        card += [*_training(model, record, ancestors), *_evaluation(record)]
     card += _lineage(ancestors)
     _write(folder, "README.md", card)
     data = [f"# Data of {name}", "", *_data(model, ancestors), *licenses(known, source_licenses)]
@@ -90,7 +91,7 @@ def _use(model: Checkpoint) -> list[str]:
     return ["## Use", "", *lines, f"Training sequences had {length:,} tokens.", ""]
 
 
-def _training(model: Checkpoint, record: TrainingRun) -> list[str]:
+def _training(model: Checkpoint, record: TrainingRun, ancestors: Sequence[Ancestor]) -> list[str]:
     config, train, result = model.model, model.train, model.result
     steps = result["last"]["step"]
     tokens = train.sequence_length * rows_read(train, steps)
@@ -106,6 +107,7 @@ def _training(model: Checkpoint, record: TrainingRun) -> list[str]:
         ("hardware", model.trained_on),
         ("wall time", readable.duration(seconds)),
         ("cost", price.of(used.devices * seconds / _HOUR) if price else ""),  # list prices
+        ("searched for evaluation sets", decontaminated(ancestors)),  # DATA.md says what was found
         ("continues", model.input_paths.get("checkpoint", "").rpartition("/")[2]),
     ]
     return ["## Training", "", *_rows(facts)]
@@ -150,4 +152,4 @@ def _data(model: Checkpoint, ancestors: Sequence[Ancestor]) -> list[str]:
     for name, split in splits.items():
         numbers = [f"{split[field]:,}" for field in fields]
         lines.append(f"| {name} | {' | '.join(numbers)} |")
-    return [*lines, ""]
+    return [*lines, "", *decontamination(ancestors)]

@@ -174,6 +174,7 @@ def check_cards(out, trained):
     data = storage.read_bytes(f"{out.folder}/DATA.md").decode()
     assert "python-docs://" in data
     assert "Not stated" in data
+    assert "Not searched for evaluation sets: tokenize" in data
     config = json.loads(storage.read_bytes(f"{out.folder}/config.json"))
     assert config["rope_theta"] == config["rope_parameters"]["rope_theta"] == SHAPE.rope_base
     assert to_json(SHAPE, LENGTH).items() <= config.items()
