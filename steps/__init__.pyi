@@ -12,11 +12,15 @@ from steps.artifacts import Sequences as Sequences
 from steps.artifacts import TokenCache as TokenCache
 from steps.artifacts import Tokenizer as Tokenizer
 from steps.checkpoints.load import load as load
+from steps.documents.classifier import Classifier as Classifier
+from steps.documents.classifier import classifier as classifier
+from steps.documents.classifier import train_classifier as train_classifier
 from steps.documents.decontaminate import decontaminate as decontaminate
 from steps.documents.evaluation_texts import EvaluationTexts as EvaluationTexts
 from steps.documents.evaluation_texts import evaluation_texts as evaluation_texts
 from steps.documents.evaluation_texts import harness_texts as harness_texts
 from steps.documents.sample import sample as sample
+from steps.documents.score import score_documents as score_documents
 from steps.documents.transform import filter_documents as filter_documents
 from steps.documents.transform import map_documents as map_documents
 from steps.evaluation.downstream import code_evaluation as code_evaluation

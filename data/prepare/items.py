@@ -38,10 +38,10 @@ def read_documents(
             yield split, batch
 
 
-def stored_unit(file: str) -> Unit:
-    """All rows of a file that a step wrote, with its other columns."""
+def stored_unit(file: str, score: str = "score") -> Unit:
+    """All rows of a file that a step wrote, with its other columns, one of which is the score."""
     state = file_state(file)
-    whole, groups = columnar.row_groups(file, state, Fields())
+    whole, groups = columnar.row_groups(file, state, Fields(score=score))
     with columnar.open_parquet(file, state) as parquet:
         others = tuple(name for name in parquet.schema_arrow.names if name not in COLUMNS)
     return replace(

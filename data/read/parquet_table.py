@@ -77,8 +77,11 @@ def read_table(
 def read_rows(units: Sequence[Unit], columns: Sequence[str]) -> Iterator[Rows]:
     """The rows of one unit of such a file, with `columns`."""
     (unit,) = units
-    for batch in read_table(unit.file, columns, unit.row_groups):
-        yield Rows(batch, {}, lambda row: f"{unit.file}: row {row} of a batch")
+    names = {name: (unit.score or name) if name == "score" else name for name in columns}
+    stored = list(dict.fromkeys(names.values()))
+    for batch in read_table(unit.file, stored, unit.row_groups):
+        found = pa.RecordBatch.from_pydict({n: batch.column(own) for n, own in names.items()})
+        yield Rows(found, {}, lambda row: f"{unit.file}: row {row} of a batch")
 
 
 def count_row_groups(url: str) -> int:

@@ -100,7 +100,7 @@ def above_score(
         for batch in read_units(units, columns, tally):
             yield batch.num_rows, batch
         return
-    for batch in read_units(units, (*columns, "score"), tally):
+    for batch in read_units(units, tuple(dict.fromkeys((*columns, "score"))), tally):
         enough = np.flatnonzero(batch.column("score").to_numpy() >= min_score)
         yield batch.num_rows, batch.select(list(columns)).take(pa.array(enough))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from data.read.unit import Fields
@@ -37,7 +38,7 @@ def document_items(
     return {f"documents/{number:06d}": item for number, item in enumerate(items)}
 
 
-def stored_units(documents: Documents) -> list[Unit]:
+def stored_units(documents: Documents, score: str) -> list[Unit]:
     """The files of documents that have no held-out splits; `InputError` for others."""
     from data.prepare.items import stored_unit
 
@@ -47,7 +48,7 @@ def stored_units(documents: Documents) -> list[Unit]:
             f"{', '.join(held_out)}; sample first, or give what was not sampled"
         )
     files = [file for _, file in documents.files(TRAIN)]
-    return concurrently(stored_unit, files, documents.home)
+    return concurrently(partial(stored_unit, score=score), files, documents.home)
 
 
 def _stored(documents: Documents) -> list[DocumentItem]:

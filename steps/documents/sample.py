@@ -163,7 +163,7 @@ def _choose_documents(request: _Request) -> Chosen:
             progress=lambda done, total: request.run.progress(done, total, "files listed"),
         )
     else:
-        units = stored_units(request.source)
+        units = stored_units(request.source, request.fields.score)
     items = {
         f"survey/{index:06d}": (group, request.filter)
         for index, group in enumerate(_to_count(units))
