@@ -92,8 +92,7 @@ FLOORS = {
     ),
     "data": (
         *("arrays", "sources", "source", "read", "tokenizer", "select", "prepare"),
-        *("cache", "batches"),
-        "__init__",
+        *("cache", "batches", "chat", "__init__"),
     ),
     "models": (
         *("named", "jax_versions", "jax_numerics", "shape", "config", "presets"),

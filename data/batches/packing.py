@@ -47,7 +47,7 @@ def pack(offsets: np.ndarray, length: int) -> Packing:
             end of the last. A document includes its EOS.
     """
     starts, lengths, rests = _cut(offsets, length)
-    rows = np.concatenate([np.arange(len(starts)), len(starts) + _best_fit(rests[1], length - 1)])
+    rows = np.concatenate([np.arange(len(starts)), len(starts) + best_fit(rests[1], length - 1)])
     starts, lengths = (np.concatenate(pair) for pair in zip((starts, lengths), rests, strict=True))
     # Number rows by the order of their last pieces; sort pieces by row and start.
     last = np.full(int(rows.max()) + 1 if len(rows) else 0, -1)
@@ -126,8 +126,8 @@ def _cut(
     return starts, length - (number == 0), ((begins + done)[left], (sizes - done)[left])
 
 
-def _best_fit(sizes: np.ndarray, length: int) -> np.ndarray:
-    """The bin, from 0, of every size below `length` by best-fit decreasing: int64 (sizes,)."""
+def best_fit(sizes: np.ndarray, length: int) -> np.ndarray:
+    """The bin, from 0, of every size of at most `length` by best-fit decreasing: int64 (sizes,)."""
     longest_first = np.argsort(-sizes, kind="stable")
     # Bins are grouped by free space, so the best fit is the first entry of `free` that is >= size.
     free: list[int] = []  # ascending, distinct: the free space of the open bins

@@ -69,7 +69,7 @@ def read_lines(units: Sequence[Unit], columns: Sequence[str]) -> Iterator[Rows]:
     begins: list[int] = []
     invalid: dict[int, str] = {}
     size = 0
-    for begin, line in _lines(unit.file, state, unit.begin, unit.end):
+    for begin, line in lines_of(unit.file, state, unit.begin, unit.end):
         try:
             rows.append(decoder.decode(line))
             if rows[-1].text is msgspec.UNSET:
@@ -140,7 +140,7 @@ def _value(raw: bytes | None) -> str | None:
     return msgspec.json.decode(raw, type=str) if raw.startswith(b'"') else raw.decode()
 
 
-def _lines(url: str, state: FileState, begin: int, end: int) -> Iterator[tuple[int, bytes]]:
+def lines_of(url: str, state: FileState, begin: int, end: int) -> Iterator[tuple[int, bytes]]:
     """(first byte, line) of the non-blank lines that begin in a range; `end` 0 means no end."""
     # Start one byte early: a newline there means that a line begins exactly at `begin`.
     place = max(begin - 1, 0)
@@ -184,7 +184,7 @@ def _split(url: str, stream: IO[bytes], begin: int) -> Iterator[bytes]:
 def _keys(url: str, state: FileState, fields: Fields) -> list[str] | None:
     """The keys of the first line, with `skip_invalid` the first with a text; None without lines."""
     refusal = None
-    for begin, line in _lines(url, state, 0, 0):
+    for begin, line in lines_of(url, state, 0, 0):
         try:
             row = msgspec.json.decode(line, type=dict[str, msgspec.Raw])
             if fields.text in row:

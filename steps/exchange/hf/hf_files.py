@@ -22,6 +22,7 @@ SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 _DTYPES = ("BF16", "F16", "F32")
 _HEAD = "lm_head.weight"
 _ROWS = 4096  # rows of a table in memory at once
+CHAT_TEMPLATE = "chat_template.jinja"
 _BUFFERS = (".attn.bias", ".attn.masked_bias", "rotary_emb.inv_freq")  # in old files; ignored
 
 

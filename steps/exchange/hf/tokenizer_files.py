@@ -20,16 +20,20 @@ from pipeline.errors import InputError
 from pipeline.store import storage
 from steps.exchange.choices import OTHER_TOKENIZER
 from steps.exchange.gguf.vocabulary import pre_type
-from steps.exchange.hf.hf_files import read_file, read_json
+from steps.exchange.hf.hf_files import CHAT_TEMPLATE, read_file, read_json
 
 _CONFIG, _MAP = "tokenizer_config.json", "special_tokens_map.json"
 _IDS = ("generation_config.json", "config.json")
 
 
 def write_tokenizer_files(
-    tokenizer: TextTokenizer, folder: str, vocab_size: int, model_max_length: int
+    tokenizer: TextTokenizer,
+    folder: str,
+    vocab_size: int,
+    model_max_length: int,
+    chat_template: str | None = None,
 ) -> None:
-    """Write tokenizer.json, tokenizer_config.json and special_tokens_map.json.
+    """Write tokenizer.json, tokenizer_config.json, special_tokens_map.json and chat_template.jinja.
 
     Args:
         vocab_size: rows of the exported embedding; those beyond the tokenizer's ids are padding.
@@ -63,6 +67,8 @@ def write_tokenizer_files(
     ):
         text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
         storage.write_atomic(storage.join(folder, name), text.encode())
+    if chat_template is not None:
+        storage.write_atomic(storage.join(folder, CHAT_TEMPLATE), chat_template.encode())
 
 
 def check_auto_tokenizer(tokenizer: TextTokenizer, architecture: Architecture) -> None:

@@ -1,0 +1,1 @@
+"""Conversations: messages of rows, chat templates, ids with a loss mask, and rows of them."""

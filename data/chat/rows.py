@@ -1,0 +1,48 @@
+"""Rows of conversations: packed by best fit, none in two rows, in the format of a masked cache.
+
+An id that is not predicted is stored as id + `vocab_size`, and the first of a conversation, and of
+a row's padding, as id + 2 `vocab_size`: attention begins there (`training.step.train_step`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from data.batches.packing import best_fit
+from data.chat.encoder import Encoded
+
+WHOLE, CUT, TRUNCATED, UNPREDICTED = "whole", "cut", "truncated", "unpredicted"
+
+
+def shortened(conversation: Encoded, length: int) -> tuple[Encoded, str]:
+    """At most `length` tokens of a conversation, and what became of it.
+
+    It is `CUT` behind the last whole turn of the assistant that fits, or without one `TRUNCATED`;
+    `UNPREDICTED` if it has nothing to predict then.
+    """
+    ids, predicted = conversation
+    what = WHOLE
+    if len(ids) > length:
+        ends = np.flatnonzero(predicted[:length] & ~predicted[1 : length + 1])
+        what, size = (CUT, int(ends[-1]) + 1) if len(ends) else (TRUNCATED, length)
+        ids, predicted = ids[:size], predicted[:size]
+    predicted = predicted & (np.arange(len(ids)) > 0)  # nothing is before the first
+    return Encoded(ids, predicted), what if predicted.any() else UNPREDICTED
+
+
+def pack_rows(conversations: Sequence[Encoded], length: int, vocab_size: int) -> np.ndarray:
+    """Rows int64 [row, length] of conversations of at most `length` tokens each."""
+    sizes = np.array([len(each.ids) for each in conversations], np.int64)
+    places = best_fit(sizes, length)
+    rows = np.full((int(places.max(initial=-1)) + 1, length), vocab_size, np.int64)
+    filled = np.zeros(len(rows), np.int64)
+    for (ids, predicted), row, size in zip(conversations, places, sizes.tolist(), strict=True):
+        begin = int(filled[row])
+        rows[row, begin : begin + size] = np.where(predicted, ids, ids + vocab_size)
+        rows[row, begin] = ids[0] + 2 * vocab_size
+        filled[row] += size
+    padded = np.flatnonzero(filled < length)
+    rows[padded, filled[padded]] += vocab_size
+    return rows
