@@ -98,6 +98,11 @@ class TokenCache(Artifact):
         """Whether ids are stored with a loss mask, see `training.step.train_step`."""
         return self.result.get("masked", False)
 
+    @property
+    def begins(self) -> bool:
+        """Whether rows hold conversations, which stored ids tell apart."""
+        return self.result.get("begins", False)
+
     def _of(self, split: str) -> TokenCache:
         """The cache that holds a split."""
         return self if split == TRAIN else self._unpacked
@@ -226,6 +231,7 @@ class Sequences(Artifact):
             tokenizer=cache["tokenizer"],
             seed=self.result["seed"],
             masked=self.cache.masked,
+            begins=self.cache.begins,
         )
 
 

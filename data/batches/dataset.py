@@ -37,6 +37,7 @@ class DatasetSpec:
     Attributes:
         masked: whether stored ids carry a loss mask: an id of `vocab_size` or more is the token
             `id - vocab_size`, whose prediction is excluded from the loss.
+        begins: whether an id of `2 * vocab_size` or more is such a token, and begins a segment.
     """
 
     sources: tuple[TokenSource, ...]
@@ -47,11 +48,12 @@ class DatasetSpec:
     tokenizer: str = ""  # its SHA-256, checked against every shard; "" skips the check
     seed: int = 0
     masked: bool = False
+    begins: bool = False
 
     @property
     def stored_ids(self) -> int:
         """Exclusive upper bound of the stored ids."""
-        return self.vocab_size * (1 + self.masked)
+        return self.vocab_size * (1 + self.masked + self.begins)
 
 
 def epochs(spec: DatasetSpec, rows: int) -> tuple[float, ...]:

@@ -86,6 +86,8 @@ def score_job(
             new_tokens=also.new_tokens,
             sampling=also.sampling,
         )
+    if tokens.begins:  # a model of documents may have been trained without
+        train = dataclasses.replace(train, separate_documents=True)
     return ScoreJob(
         model=model,
         train=train,
@@ -97,6 +99,7 @@ def score_job(
         tokenizer=tokens.result["tokenizer"],
         prompts=prompts,
         masked=tokens.masked,
+        begins=tokens.begins,
     )
 
 

@@ -48,7 +48,8 @@ class ScoreJob:
             multiple of the devices that share a batch.
         token_bytes: number of UTF-8 bytes of every id.
         tokenizer: digest of the tokenizer that wrote the shards.
-        masked: whether ids are stored with a loss mask, see `training.step.train_step`.
+        masked, begins: whether ids are stored with a loss mask, and with the beginnings of
+            conversations, see `training.step.train_step`.
     """
 
     model: TransformerConfig
@@ -61,6 +62,7 @@ class ScoreJob:
     tokenizer: str = ""
     prompts: Prompts | None = None
     masked: bool = False
+    begins: bool = False
 
     def __post_init__(self) -> None:
         check_value("evaluation.sequences", self.sequences, Count | None)
@@ -91,6 +93,7 @@ class Scorer:
             eos_id=job.eos_id,
             separate=train.separate_documents,
             masked_from=ids if job.masked else None,
+            begins=job.begins,
         )
         self._evaluator = Evaluator(
             make_evaluation_step(train, self._layout, backend, boundaries),
@@ -98,7 +101,7 @@ class Scorer:
             job.splits,
             job.token_bytes,
             tokenizer=job.tokenizer,
-            stored_ids=ids * (1 + job.masked),
+            stored_ids=ids * (1 + job.masked + job.begins),
             sequence_length=train.sequence_length,
             batch_size=job.batch_size or train.evaluation_batch,
             sequences=job.sequences,

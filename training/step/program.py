@@ -105,12 +105,13 @@ def build_programs(
     eos_id: int,
     padded: bool = False,
     masked: bool = False,
+    begins: bool = False,
     done: int = 0,
 ) -> Programs:
     """The programs of a run on `devices`, real or described; nothing is compiled yet.
 
-    `eos_id`, `padded` and `masked` are those of `Boundaries`; `done` steps are behind the run. What
-    `training.cost.resolved_run` refuses is refused.
+    `eos_id`, `padded`, `masked` and `begins` are those of `Boundaries`; `done` steps are behind the
+    run. What `training.cost.resolved_run` refuses is refused.
     """
     found = resolve_run(model, optimizer, train, described(devices), done=done)
     layout = make_layout(devices, found.largest.train.parallel)
@@ -122,6 +123,7 @@ def build_programs(
         separate=train.separate_documents,
         padded=padded,
         masked_from=model.vocab_size if masked else None,
+        begins=begins,
     )
     abstract = abstract_state(model, transformation, layout, train)
     evaluation_step = make_evaluation_step(train, layout, found.evaluation.backend, boundaries)

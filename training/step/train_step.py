@@ -17,6 +17,8 @@ A batch holds stored ids only, which determine documents and loss mask:
 - An EOS after an EOS is padding (see `data.batches.packing`); its prediction does not count.
 - Where a cache has a loss mask, an id >= vocab_size stands for the token id - vocab_size: the model
   reads the token, and its prediction does not count.
+- Where rows hold conversations, an id >= 2 vocab_size does too, and begins a segment; an EOS, which
+  may end a turn inside one, begins none.
 """
 
 from __future__ import annotations
@@ -55,27 +57,34 @@ class Boundaries:
     """Derives tokens, segments and loss mask from the stored ids of a run.
 
     `separate` stops attention at the end of a document, `padded` sequences may end in padding, and
-    `masked_from` is the vocabulary's size where ids are stored with a loss mask.
+    `masked_from` is the vocabulary's size where ids are stored with a loss mask; with `begins`
+    those from twice its size on begin a segment.
     """
 
     eos_id: int
     separate: bool = False
     padded: bool = False
     masked_from: int | None = None
+    begins: bool = False
 
     def tokens(self, stored: jax.Array) -> jax.Array:
         """Token ids, int32 [batch, position], of stored ids of the same shape and dtype."""
         if self.masked_from is None:
             return stored
+        if self.begins:
+            return stored % self.masked_from
         return jnp.where(stored < self.masked_from, stored, stored - self.masked_from)
 
-    def segments(self, tokens: jax.Array) -> NamedArray | None:
+    def segments(self, stored: jax.Array) -> NamedArray | None:
         """int32 [batch, position], equal within a document; None if attention crosses documents."""
         if not self.separate:
             return None
         # Position i has the number of EOS ids in 0..i, so an EOS shares the next document's number.
-        ends = (tokens == self.eos_id).astype(jnp.int32)
-        return hax.named(jnp.cumsum(ends, axis=1), (BATCH, POSITION))
+        if self.begins and self.masked_from is not None:
+            begins = stored >= 2 * self.masked_from
+        else:
+            begins = self.tokens(stored) == self.eos_id
+        return hax.named(jnp.cumsum(begins.astype(jnp.int32), axis=1), (BATCH, POSITION))
 
     def counted(self, stored: jax.Array) -> NamedArray | None:
         """Bool [batch, position]: whether the prediction of token i + 1 counts; None if all do."""
@@ -114,7 +123,7 @@ def make_evaluation_step(
             nll, _ = score_tokens(
                 layout.gather_model(compute_params),
                 hax.named(tokens, ("batch", "position")),
-                segment_ids=boundaries.segments(tokens),
+                segment_ids=boundaries.segments(stored),
                 budget=logit_budget(layout.platform),
                 forward=layout.forward(backend, unroll=config.unroll),
             )
@@ -178,7 +187,7 @@ class LossFunction:
             compute_params,
             hax.named(tokens, ("batch", "position")),
             loss_mask=self.boundaries.counted(stored),
-            segment_ids=self.boundaries.segments(tokens),
+            segment_ids=self.boundaries.segments(stored),
             z_loss=self.config.z_loss,
             chunks=int(self.config.loss_chunks),
             forward=forward,

@@ -66,6 +66,7 @@ def train(
         eos_id=job.data.eos_id,
         padded=job.padded,
         masked=job.data.masked,
+        begins=job.data.begins,
         done=job.least_done,
     )
     layout = programs.largest.layout

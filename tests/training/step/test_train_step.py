@@ -11,6 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import models.named as hax
+from data.chat.encoder import Encoded
+from data.chat.rows import pack_rows
 from tests.bench.layouts import LAYOUTS, fields
 from tests.training import tiny
 from training.config import SPLIT_TABLES, AxisRules, Parallelism
@@ -280,9 +282,24 @@ def test_ids_beyond_the_vocabulary_are_read_and_not_predicted(row):
     assert found.array[0, :-1].tolist() == expected
 
 
-def loss_of(tokens, *, separate=False, padded=False):
+@pytest.mark.slow
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.integers(0, 5), min_size=16, max_size=16))
+def test_ids_of_the_third_band_begin_a_segment(row):
+    """Of a vocabulary of 2, ids 4 and 5 are 0 and 1 and begin one; an EOS, which is 0, does not."""
+    stored = jnp.asarray([row], jnp.int32)
+    boundaries = Boundaries(eos_id=EOS, separate=True, masked_from=2, begins=True)
+    assert boundaries.tokens(stored)[0].tolist() == [i % 2 for i in row]
+    found, counted = boundaries.segments(stored), boundaries.counted(stored)
+    assert found is not None
+    assert counted is not None
+    assert found.array[0].tolist() == [sum(i >= 4 for i in row[: n + 1]) for n in range(len(row))]
+    assert counted.array[0, :-1].tolist() == [i < 2 for i in row[1:]]
+
+
+def loss_of(tokens, *, separate=False, padded=False, **more):
     """Summed nll and count of int32 [batch, position] under the tiny model."""
-    boundaries = Boundaries(eos_id=EOS, separate=separate, padded=padded)
+    boundaries = Boundaries(eos_id=EOS, separate=separate, padded=padded, **more)
     config = dataclasses.replace(tiny.TRAIN, loss_chunks=1)
     function = LossFunction(config, tiny.program().layout, "reference", boundaries)
     _, sums = jax.jit(function)(tiny.program().init().model, tokens)
@@ -322,6 +339,23 @@ def test_separate_documents_score_as_they_do_alone():
     assert nll == pytest.approx(tiny.BATCH * expected, rel=1e-5)
     joined, _ = loss_of(tokens)
     assert joined != pytest.approx(nll, rel=1e-4), "attention must reach across when asked to"
+
+
+@pytest.mark.slow
+def test_conversations_of_a_row_score_as_they_do_alone():
+    """Packed rows of two, with an EOS inside a turn, and padding; only replies are predicted."""
+    first, second = documents(2, (12, 14))
+    first[5] = EOS
+    masks = [np.arange(len(d)) % 3 > 0 for d in (first, second)]
+    chats = [Encoded(np.array(d), m) for d, m in zip((first, second), masks, strict=True)]
+    (row,) = pack_rows(chats, tiny.LENGTH, tiny.VOCAB)
+    expected = sum(alone(d)[m[1:]].sum() for d, m in zip((first, second), masks, strict=True))
+    rows = jnp.asarray([row] * tiny.BATCH, jnp.int32)
+    nll, count = loss_of(rows, separate=True, masked_from=tiny.VOCAB, begins=True)
+    assert count == tiny.BATCH * sum(m[1:].sum() for m in masks)
+    assert nll == pytest.approx(tiny.BATCH * expected, rel=1e-5)
+    joined, _ = loss_of(rows, masked_from=tiny.VOCAB, begins=True)
+    assert joined != pytest.approx(nll, rel=1e-4)
 
 
 @pytest.mark.slow
