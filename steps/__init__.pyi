@@ -39,6 +39,9 @@ from steps.pages.preparation import preparation_report as preparation_report
 from steps.pages.report import report as report
 from steps.scaling_law.scaling import ladder as ladder
 from steps.scaling_law.scaling import scaling as scaling
+from steps.tokens.conversations import Exchange as Exchange
+from steps.tokens.conversations import Messages as Messages
+from steps.tokens.conversations import conversations as conversations
 from steps.tokens.integer_rows import integer_rows as integer_rows
 from steps.tokens.pack import pack as pack
 from steps.tokens.sequences import Phase as Phase

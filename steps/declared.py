@@ -13,12 +13,14 @@ from typing import Any
 
 from models.shape.config import TransformerConfig
 from pipeline import Artifact, InputError
-from steps.artifacts import TEST, TRAIN, Documents, Tokenizer
+from steps.artifacts import TEST, TRAIN, Documents, TokenCache, Tokenizer
 from steps.platforms import devices_of
 from training.cost.resolved_run import check_lengths, check_run
 
 
-def nearest_setting(node: Any, name: str, kind: type[Artifact] = Artifact) -> Any:
+def nearest_setting(
+    node: Any, name: str, kind: type[Artifact] | tuple[type[Artifact], ...] = Artifact
+) -> Any:
     """The setting `name` of the nearest step that produces a `kind`: `node` or an ancestor.
 
     None if no such step has that setting; a step where it is None takes it from another one.
@@ -27,7 +29,7 @@ def nearest_setting(node: Any, name: str, kind: type[Artifact] = Artifact) -> An
     return next((n.config[name] for n in found), None)
 
 
-def nearest(node: Any, kind: type[Artifact]) -> Iterator[Any]:
+def nearest(node: Any, kind: type[Artifact] | tuple[type[Artifact], ...]) -> Iterator[Any]:
     """`node` and its ancestors that produce a `kind`, from the nearest on."""
     waiting, met = deque([node]), {node.key}
     while waiting:
@@ -40,9 +42,15 @@ def nearest(node: Any, kind: type[Artifact]) -> Iterator[Any]:
 
 
 def splits(node: Any) -> tuple[str, ...] | None:
-    """Names of the held-out splits with a budget; None if no ancestor samples documents."""
-    budgets = nearest_setting(node, "splits", Documents)
+    """Names of the held-out splits with a budget; None if no ancestor declares any."""
+    budgets = nearest_setting(node, "splits", (Documents, TokenCache))
     return None if budgets is None else tuple(name for name, tokens in budgets if tokens)
+
+
+def of_conversations(sequences: Any) -> bool:
+    """Whether sequences are of `steps.conversations`."""
+    found = next(nearest(sequences, TokenCache), None)
+    return found is not None and found.step.name == "conversations"
 
 
 def check_splits(step: str, node: Any, wanted: tuple[str, ...]) -> None:
@@ -81,6 +89,11 @@ def check_training(
         raise InputError(
             f"TrainConfig.sequence_length is {train.sequence_length}, the shuffled sequences are "
             f"{length} tokens long; leave it out to use their length"
+        )
+    if of_conversations(sequences) and not train.separate_documents:
+        raise InputError(
+            "TrainConfig.separate_documents is False, and conversations share rows: a reply would "
+            "attend to another conversation; set it to True"
         )
     train = dataclasses.replace(train, sequence_length=length or train.sequence_length)
     optimizer, hardware = arguments["optimizer"], arguments["hardware"]

@@ -49,12 +49,18 @@ _CONTEXT = 8  # ids before a continuation: more than the bytes of a character
 _read_lock = threading.Lock()
 
 
-def train(texts: Iterable[list[str]], vocab_size: int, expression: str = "gpt2") -> bytes:
+def train(
+    texts: Iterable[list[str]],
+    vocab_size: int,
+    expression: str = "gpt2",
+    special_tokens: Sequence[str] = (),
+) -> bytes:
     """Train byte-level BPE (Sennrich et al. 2016).
 
     Args:
         texts: batches of documents, together less than 2 GiB; equal batches give equal bytes.
         expression: name of the one in `EXPRESSIONS` that divides texts into words.
+        special_tokens: other special tokens than EOS, which get the ids behind it.
     """
     check_vocab_size(vocab_size)
     tokenizer = Tokenizer(models.BPE())
@@ -62,7 +68,7 @@ def train(texts: Iterable[list[str]], vocab_size: int, expression: str = "gpt2")
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
-        special_tokens=[EOS],
+        special_tokens=[EOS, *special_tokens],
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )

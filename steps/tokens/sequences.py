@@ -14,7 +14,7 @@ from typing import Annotated, Any
 from models.shape.validation import at_least
 from pipeline import InputError, Result, Runtime, StepContext, step
 from steps.artifacts import TRAIN, Documents, Sequences, TokenCache
-from steps.declared import nearest_setting
+from steps.declared import nearest_setting, of_conversations
 
 _MOST_TOKENS = 8  # most tokens of any tokenizer per token of a source's count, maybe bytes / 4
 _WIDEST_TOKEN = 4  # bytes of an id; 2 where the vocabulary has at most 65,536 ids
@@ -135,6 +135,11 @@ def _check_mix(arguments: Mapping[str, Any]) -> None:
                 f"mix: inputs of {name} {' and '.join(map(str, sorted(known)))}; "
                 "mix sequences that were made alike"
             )
+    if len({of_conversations(part) for part in arguments["sequences"]}) > 1:
+        raise InputError(
+            "mix: found sequences of conversations and of documents, whose rows mark what begins "
+            "in other ways; train on one after the other with warm_start"
+        )
     parts, phases = arguments["sequences"], _phases(arguments["weights"], arguments["later"])
     if any(len(phase.weights) != len(parts) for phase in phases):
         raise InputError(

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, get_args
 
 from data.read.listing import absolute, list_documents, list_source
-from data.tokenizer.special_tokens import check_vocab_size
+from data.tokenizer.special_tokens import EOS, check_vocab_size
 from models.shape.validation import at_least
 from pipeline import External, InputError, Result, StepContext, step
 from pipeline.store import storage
@@ -115,6 +115,12 @@ def _check_trained(arguments: Mapping[str, Any]) -> None:
             f"train_tokenizer.pre_tokenizer: expected one of {', '.join(get_args(Expression))}, "
             f"found {name!r}"
         )
+    names = arguments["special_tokens"]
+    if EOS in names or len(set(names)) < len(names) or not all(map(str.strip, names)):
+        raise InputError(
+            f"train_tokenizer.special_tokens: expected different names other than {EOS}, which it "
+            f"has in any case, found {names}"
+        )
     if (tokens := arguments["tokens"]) is not None:
         at_least("train_tokenizer", tokens=(tokens, 1))
 
@@ -127,6 +133,7 @@ def train_tokenizer(
     vocab_size: int,
     tokens: int | None = None,
     pre_tokenizer: Expression = "gpt2",
+    special_tokens: tuple[str, ...] = (),
 ) -> Result:
     """A byte-level BPE tokenizer of exactly `vocab_size` entries, from at most 2 GiB of text.
 
@@ -137,6 +144,7 @@ def train_tokenizer(
         pre_tokenizer: whose regular expression divides texts into words. A number is one word with
             "gpt2", words of up to three digits with "cl100k" (GPT-4, Llama 3) and "o200k", of two
             with "nanochat" and of one with "qwen2".
+        special_tokens: special tokens beside EOS, such as those that a chat template names.
 
     Raises:
         InputError: the text supports fewer entries, or is of 2 GiB or more.
@@ -145,7 +153,9 @@ def train_tokenizer(
 
     assert isinstance(documents, Documents)  # see `sampled`
     check_size(documents, tokens)
-    tokenizer_json = train(_texts(run, documents, tokens), vocab_size, pre_tokenizer)
+    tokenizer_json = train(
+        _texts(run, documents, tokens), vocab_size, pre_tokenizer, special_tokens
+    )
     with run.shard("tokenizer") as directory:
         storage.write_atomic(storage.join(directory, "tokenizer.json"), tokenizer_json)
     tokenizer = TextTokenizer(tokenizer_json)

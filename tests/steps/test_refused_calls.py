@@ -170,6 +170,14 @@ WRITER = train(LONG, train=BATCH, epochs=1, **OTHER)
         (lambda: mix([LONG, block_shuffle(WORDS, 8)], weights=(1, 1)), "sequence_length 8 and 32"),
         (lambda: train_tokenizer(TEXT, vocab_size=300, tokens=0), "train_tokenizer.tokens"),
         (
+            lambda: train_tokenizer(TEXT, vocab_size=300, special_tokens=("<a>", "<a>")),
+            "train_tokenizer.special_tokens: expected different names",
+        ),
+        (
+            lambda: train_tokenizer(TEXT, vocab_size=300, special_tokens=("<|endoftext|>",)),
+            r"other than <\|endoftext\|>, which it has",
+        ),
+        (
             lambda: train_tokenizer(TEXT, vocab_size=300, pre_tokenizer="gpt3"),
             "one of gpt2, cl100k",
         ),

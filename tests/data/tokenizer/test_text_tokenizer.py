@@ -110,6 +110,18 @@ def test_a_word_of_thousands_of_letters_is_learnt_from_in_parts(name, letters):
     assert len(found) < 60
 
 
+def test_special_tokens_of_ones_own():
+    """They get the ids behind EOS, change no other id, and stay text in a text."""
+    plain = TextTokenizer(text_tokenizer.train([texts(40)], 400))
+    names = ("<|im_start|>", "<|im_end|>")
+    made = TextTokenizer(text_tokenizer.train([texts(40)], 402, special_tokens=names))
+    assert [made.decode([i]) for i in range(3)] == ["<|endoftext|>", *names]
+    assert (made.eos_id, made.bos_id) == (0, 0)
+    for text in (*texts(5), f"a{names[0]}b"):
+        (one, _), (other, _) = plain.encode_batch([text]), made.encode_batch([text])
+        assert other.tolist() == [i + 2 for i in one.tolist()]
+
+
 @pytest.mark.parametrize(("name", "longest"), [("cl100k", 3), ("nanochat", 2), ("qwen2", 1)])
 def test_an_expression_bounds_the_digits_of_an_entry(name, longest):
     """And fastokens is known to read it."""
