@@ -57,14 +57,15 @@ class Trained:
     @property
     def has_text(self) -> bool:
         """Whether the model has a tokenizer, see `Checkpoint.has_text`."""
-        return self._text_source.has_text
+        return self.text_source.has_text
 
     def tokenizer(self) -> Tokenizer:
         """See `Checkpoint.tokenizer`; the step of this one need not be finished."""
-        return self._text_source.tokenizer()
+        return self.text_source.tokenizer()
 
     @property
-    def _text_source(self) -> Checkpoint | TokenCache:
+    def text_source(self) -> Checkpoint | TokenCache:
+        """The imported model, or the token cache of its training."""
         if self.sequences is None:
             return Checkpoint(self.root, _published(self.root))
         return Sequences(self.sequences, _published(self.sequences)).cache

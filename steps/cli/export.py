@@ -17,6 +17,7 @@ from pipeline.cli.context import say
 from pipeline.store import storage
 from steps.checkpoints.find import find, open_tokenizer
 from steps.exchange.choices import DTYPES, GGUF_DTYPES
+from steps.tokens.chat_templates import chat_of
 
 _CONFIG = "config.json"
 _DTYPES = {"hf": DTYPES, "gguf": GGUF_DTYPES}
@@ -87,6 +88,7 @@ def to_hf(directory: str, out: str, dtype: str, *, auto_tokenizer: bool = True) 
         config=trained.model,
         positions=trained.sequence_length,
         tokenizer=open_tokenizer(trained) if trained.has_text else None,
+        chat=chat_of(trained.text_source),
         dtype=dtype,
         auto_tokenizer=auto_tokenizer,
     )

@@ -2,9 +2,11 @@
 
     ponente generate runs/train-0123456789 --prompt "The three laws"
     ponente generate gs://bucket/runs/train-0123456789 < prompts.txt
+    ponente generate runs/warm_start-0123456789 --chat
 
 Several prompts are continued as one batch and printed one after the other. Without `--prompt`,
-every line of the standard input is a prompt, which is continued as soon as it is read.
+every line of the standard input is a prompt, which is continued as soon as it is read. With
+`--chat`, prompts and lines are what the user says, in one conversation, and the model replies.
 """
 
 from __future__ import annotations
@@ -19,9 +21,11 @@ from typing import TYPE_CHECKING
 from pipeline import InputError
 from pipeline.cli.context import say
 from steps.checkpoints.find import Trained, find, open_model, open_tokenizer, too_long
+from steps.cli.chat import Talk, open_chat
 
 if TYPE_CHECKING:
     from data.tokenizer.text_tokenizer import TextTokenizer
+    from models.generate.sampling_config import Sampling
     from models.transformer import Transformer
 
 _TOKENS = 128
@@ -35,6 +39,11 @@ def run(arguments: list[str]) -> int:
     state = "finished" if trained.finished else "not finished"
     say(f"checkpoint of step {trained.step:,}, training {state}: {trained.path}", error=True)
     tokenizer = open_tokenizer(trained, options.tokenizer)
+    if options.chat:
+        encoder = open_chat(trained, tokenizer, options.template)
+        how = (_sampling(options), options.new_tokens, options.system)
+        Talk(trained, tokenizer, encoder, *how).run(options.prompt or _lines())
+        return 0
     writer = Writer(trained, tokenizer, options)
     for prompts in [options.prompt] if options.prompt else ([line] for line in _lines()):
         writer.write(prompts)
@@ -66,6 +75,13 @@ def _parser() -> argparse.ArgumentParser:
         metavar="FILE",
         help="tokenizer.json or a directory with one, instead of the one it was trained with",
     )
+    add("--chat", action="store_true", help="talk to a model that was trained on conversations")
+    add(
+        "--system",
+        metavar="TEXT",
+        help="with --chat: the message that the conversation begins with",
+    )
+    add("--template", metavar="NAME|FILE", help="with --chat: a chat template, instead of its own")
     return parser
 
 
@@ -81,6 +97,20 @@ def _check(options: argparse.Namespace) -> None:
     ):
         if not right:
             raise InputError(f"{flag}: found {value}, expected {wanted}")
+    for flag, value in (("--system", options.system), ("--template", options.template)):
+        if value is not None and not options.chat:
+            raise InputError(f"{flag}: expected --chat beside it, found none; add --chat")
+
+
+def _sampling(options: argparse.Namespace) -> Sampling:
+    from models.generate.sampling_config import Sampling
+
+    return Sampling(
+        temperature=options.temperature,
+        top_k=options.top_k or None,
+        top_p=options.top_p,
+        seed=options.seed,
+    )
 
 
 def _lines() -> Iterator[str]:
@@ -118,7 +148,6 @@ class Writer:
         """Print each prompt and its completion, in order, separated by blank lines."""
         from data.tokenizer.text_tokenizer import TextStream
         from models.generate.generate import check, stream
-        from models.generate.sampling_config import Sampling
 
         options, length = self._options, self._trained.sequence_length
         encoded = [self._tokenizer.prompt_ids(prompt) for prompt in prompts]
@@ -128,18 +157,12 @@ class Writer:
         check(self._trained.model, encoded, new_tokens)
         if warning := too_long(longest + new_tokens, length):
             say(f"warning: {warning}", error=True)
-        sampling = Sampling(
-            temperature=options.temperature,
-            top_k=options.top_k or None,
-            top_p=options.top_p,
-            seed=options.seed,
-        )
         texts = [TextStream(self._tokenizer, ids) for ids in encoded]
         eos = self._tokenizer.eos_id
         # The part of every text that is not printed yet, and the row that is being printed.
         waiting, ended, counts, at = list(prompts), [False] * len(prompts), [0] * len(prompts), 0
         for parts in stream(
-            self._model, encoded, new_tokens=new_tokens, sampling=sampling, eos_id=eos
+            self._model, encoded, new_tokens=new_tokens, sampling=_sampling(options), eos_id=eos
         ):
             for row, ids in enumerate(parts):
                 counts[row] += len(ids)

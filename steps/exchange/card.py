@@ -19,6 +19,7 @@ from steps.artifacts import Checkpoint
 from steps.exchange.decontamination import decontaminated, decontamination
 from steps.exchange.source_licenses import escaped, known_licenses, licenses, restrictions
 from steps.pages.run_record import TrainingRun, of_checkpoint
+from steps.tokens.chat_templates import chat_of
 from training.config.batch_schedule import rows_read
 
 _HOUR = 3600.0
@@ -86,6 +87,11 @@ def _use(model: Checkpoint) -> list[str]:
             f"A base model: it continues text. In training a document began with `{bos}` (BOS) and",
             f"ended with `{eos}` (EOS). Begin a text with BOS if the tokenizer does not insert it.",
         ]
+        if chat_of(model) is not None:
+            lines = [
+                "A chat model: in training, the chat template of this folder wrote conversations,",
+                "as `apply_chat_template` of `transformers` does.",
+            ]
     else:
         lines = ["It was trained on rows of integers, which have no text and no tokenizer."]
     return ["## Use", "", *lines, f"Training sequences had {length:,} tokens.", ""]

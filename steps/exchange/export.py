@@ -16,6 +16,7 @@ from steps.artifacts import Checkpoint, GgufModel, HuggingFaceModel, Tokenizer
 from steps.declared import nearest, nearest_setting
 from steps.exchange.choices import GGUF_DTYPES, OTHER_TOKENIZER, check_choices
 from steps.gang import HUB
+from steps.tokens.chat_templates import chat_of
 from steps.training.plan.continued import checkpoint_at
 
 _MEMORY = 1 << 30  # bytes; 1.24 B parameters need half of it, see tests/bench/export.py
@@ -99,6 +100,7 @@ def export_hf(
         config=model.model,
         positions=model.train.sequence_length,
         tokenizer=model.tokenizer().load() if model.has_text else None,
+        chat=chat_of(model),
         dtype=dtype,
         parameters=parameters,
         shard_bytes=shard_bytes,

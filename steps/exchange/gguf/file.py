@@ -31,13 +31,20 @@ from models.shape.config import RopeScaling, TransformerConfig, YarnScaling
 from pipeline.errors import InputError
 from steps.exchange.choices import GGUF_DTYPES
 from steps.exchange.gguf.vocabulary import Vocabulary, read_vocabulary
-from steps.exchange.hf.hf_files import FolderModel, read_file, read_json, read_model
+from steps.exchange.hf.hf_files import (
+    CHAT_TEMPLATE,
+    FolderModel,
+    read_file,
+    read_json,
+    read_model,
+)
 
 _KNOWN = {
     "LlamaForCausalLM": MODEL_ARCH.LLAMA,
     "Qwen3ForCausalLM": MODEL_ARCH.QWEN3,
     "GPT2LMHeadModel": MODEL_ARCH.GPT2,
 }
+_GENERATION = "generation_config.json"
 _F32, _F16 = GGMLQuantizationType.F32, GGMLQuantizationType.F16
 _BLOCK = 32  # numbers that share a scale in q8_0
 _LARGEST = {
@@ -69,6 +76,7 @@ def write_gguf(
     writer.add_quantization_version(GGML_QUANT_VERSION)
     model.describe(writer)
     _add_vocabulary(writer, vocabulary)
+    _add_chat(writer, folder)
     try:
         parameters = _write(writer, _plan(model, GGMLQuantizationType[dtype.upper()]))
     finally:
@@ -248,6 +256,17 @@ def _vocabulary(folder: str, rows: int) -> Vocabulary:
     if os.path.exists(os.path.join(folder, "tokenizer_config.json")):
         named |= read_json(folder, "tokenizer_config.json")
     return read_vocabulary(read_file(folder, "tokenizer.json"), named, rows)
+
+
+def _add_chat(writer: GGUFWriter, folder: str) -> None:
+    """The chat template, with the end of a turn: the second EOS of generation_config.json."""
+    if not os.path.exists(os.path.join(folder, CHAT_TEMPLATE)):
+        return
+    writer.add_chat_template(read_file(folder, CHAT_TEMPLATE).decode())
+    if os.path.exists(os.path.join(folder, _GENERATION)):
+        ends = read_json(folder, _GENERATION).get("eos_token_id")
+        if isinstance(ends, list) and len(ends) > 1:
+            writer.add_eot_token_id(ends[1])
 
 
 def _add_vocabulary(writer: GGUFWriter, vocabulary: Vocabulary) -> None:

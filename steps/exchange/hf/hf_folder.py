@@ -25,6 +25,7 @@ from pipeline.store import storage
 from steps.exchange.choices import check_choices
 from steps.exchange.hf.hf_files import INDEX, SINGLE
 from steps.exchange.hf.tokenizer_files import check_auto_tokenizer, write_tokenizer_files
+from steps.tokens.chat_templates import Chat
 from training.checkpoint.restore import StoredModel
 
 DTYPES: dict[str, tuple[str, Any]] = {
@@ -47,6 +48,7 @@ class Export:
         checkpoint: URL of a checkpoint's directory.
         positions: tokens of a sequence in training.
         tokenizer: tokenizer of training; None for a folder without one.
+        chat: chat template of training and the end of a turn; None for a model of documents.
         dtype, parameters, shard_bytes, auto_tokenizer: as for `export_hf`.
     """
 
@@ -54,6 +56,7 @@ class Export:
     config: TransformerConfig
     positions: int
     tokenizer: TextTokenizer | None
+    chat: Chat | None = None
     dtype: str = "bfloat16"
     parameters: str = "ema"
     shard_bytes: int = SHARD_BYTES
@@ -84,7 +87,10 @@ def write_hf_folder(folder: str, export: Export) -> dict[str, Any]:
         _write_json(folder, INDEX, {"metadata": {"total_size": total}, "weight_map": weights})
     _write_configs(folder, architecture, export)
     if export.tokenizer is not None:
-        write_tokenizer_files(export.tokenizer, folder, config.vocab_size, export.positions)
+        template = export.chat.template if export.chat else None
+        write_tokenizer_files(
+            export.tokenizer, folder, config.vocab_size, export.positions, template
+        )
     return {
         "architecture": architecture.name,
         "dtype": export.dtype,
@@ -161,7 +167,7 @@ def _write_configs(folder: str, architecture: Architecture, export: Export) -> N
     bos, eos = None, None
     if export.tokenizer is not None:
         bos, eos = export.tokenizer.bos_id, export.tokenizer.eos_id
-    special = {"bos_token_id": bos, "eos_token_id": eos}
+    special: dict[str, Any] = {"bos_token_id": bos, "eos_token_id": eos}
     content = {
         **to_json(export.config, export.positions),
         **special,
@@ -174,6 +180,8 @@ def _write_configs(folder: str, architecture: Architecture, export: Export) -> N
     }
     _write_json(folder, "config.json", content)
     longest = export.config.context or export.positions
+    if export.chat is not None and export.chat.end_id != eos:  # generation stops at either
+        special["eos_token_id"] = [eos, export.chat.end_id]
     generation = {**special, "pad_token_id": eos, **_SAMPLING, "max_length": longest}
     _write_json(folder, "generation_config.json", generation)
 
