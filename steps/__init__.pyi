@@ -1,5 +1,6 @@
 """What `from steps import ...` finds, and where: for type checkers and for `__init__.py`."""
 
+from data.prepare.comparison import NearDuplicates as NearDuplicates
 from data.read.unit import Fields as Fields
 from steps.artifacts import Checkpoint as Checkpoint
 from steps.artifacts import Completions as Completions
@@ -16,6 +17,7 @@ from steps.documents.classifier import Classifier as Classifier
 from steps.documents.classifier import classifier as classifier
 from steps.documents.classifier import train_classifier as train_classifier
 from steps.documents.decontaminate import decontaminate as decontaminate
+from steps.documents.deduplicate import deduplicate as deduplicate
 from steps.documents.evaluation_texts import EvaluationTexts as EvaluationTexts
 from steps.documents.evaluation_texts import evaluation_texts as evaluation_texts
 from steps.documents.evaluation_texts import harness_texts as harness_texts

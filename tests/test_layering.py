@@ -14,6 +14,7 @@ PACKAGES = ("pipeline", "steps", "data", "models", "training", "experiments")
 EDGE = {
     "pipeline.store.append",
     "pipeline.store.decode",
+    "pipeline.store.parallel",
     "pipeline.store.retry",
     "pipeline.store.storage",
     "pipeline.errors",

@@ -102,16 +102,22 @@ def join(shares: Iterable[tuple[np.ndarray, int]]) -> Duplicates:
     return Duplicates(lost=found, repeated_ids=repeated)
 
 
-def _losers(texts: np.ndarray, by_position: bool) -> np.ndarray:
-    """int64 [2, n]: (part, row) of every document to drop, since another copy of it is kept."""
-    # Only words that occur more than once: few, so that sorting by all keys is cheap.
-    words = texts[:, 0]
+def repeated(words: np.ndarray) -> np.ndarray:
+    """int64: indices of the words that occur more than once, ascending.
+
+    They are few, so that sorting them by more keys is cheap.
+    """
     order = np.argsort(words)
     same = words[order[1:]] == words[order[:-1]]
     mark = np.zeros(len(words), bool)
     mark[order[1:][same]] = True
     mark[order[:-1][same]] = True
-    texts = texts[mark]
+    return np.flatnonzero(mark)
+
+
+def _losers(texts: np.ndarray, by_position: bool) -> np.ndarray:
+    """int64 [2, n]: (part, row) of every document to drop, since another copy of it is kept."""
+    texts = texts[repeated(texts[:, 0])]
     # Sort by text and then by preference: of a run of equal texts, all but the first are dropped.
     order = np.lexsort([texts[:, n] for n in ((4, 3, 1, 0) if by_position else (4, 2, 3, 1, 0))])
     same = (texts[order[1:], :2] == texts[order[:-1], :2]).all(axis=1)

@@ -1,0 +1,207 @@
+"""Deduplicate: of documents that are equal, or nearly, keep one.
+
+Rounds of shards, each of bounded memory: `sign` computes the keys of each item's documents (a hash
+of each band of a MinHash signature, or one of the value compared), `compare` finds the equal keys
+of one share of some bands, `merge` joins what was found where that is much, `resolve` finds the
+clusters and their keepers, and `documents` writes the documents again without the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Any
+
+from data.prepare.comparison import Comparison, NearDuplicates
+from data.read.listing import absolute, list_documents
+from data.read.unit import Fields
+from pipeline import External, InputError, Result, StepContext, step
+from pipeline.store import storage
+from pipeline.store.parallel import concurrently
+from pipeline.store.shards import Shard
+from steps.artifacts import TRAIN, Documents
+from steps.documents.items import document_items
+from steps.documents.result import documents_result
+from steps.gang import HUB
+
+if TYPE_CHECKING:
+    from data.prepare.duplicates import Share
+    from data.prepare.items import DocumentItem
+
+AT_ONCE = 1 << 22
+"""Keys, or edges, of one task."""
+
+_TEMPORARY = ("sign/", "compare/", "merge/", "resolve/")
+
+
+def _check(arguments: Mapping[str, Any]) -> None:
+    if arguments["near"] and arguments["by"] is not None:
+        raise InputError(
+            f"by={arguments['by']!r}: expected near=False with it, since values of a column are "
+            "compared for equality; near-duplicates are those of the text"
+        )
+
+
+@step(output=Documents, version=1, cpus=0, check=_check, environment=HUB)
+def deduplicate(
+    run: StepContext,
+    documents: Annotated[Documents | str, External(list_documents, absolute)],
+    *,
+    near: bool | NearDuplicates = True,
+    by: str | None = None,
+    across_splits: bool = True,
+    fields: Fields = Fields(),
+) -> Result:
+    """One document of each cluster of duplicates.
+
+    A cluster is all documents that are connected by pairs of duplicates. The one in the held-out
+    split named first is kept, or one in train if none is held out; within a split the one with the
+    smallest hash of its id. So the output does not depend on the order of the files. Beside the
+    documents of each shard, `dropped.parquet` has id and split of the others and their keeper's id.
+
+    Args:
+        documents: documents, or a source.
+        near: find near-duplicates of the text; False drops documents that are equal.
+        by: with `near=False`, the column whose values are compared, such as "url"; None is the
+            text. A document without a value is kept.
+        across_splits: drop a training document that has a duplicate in a held-out split, and a
+            held-out one with a duplicate in an earlier one. False compares each split for itself.
+        fields: names of a source's columns, and which others to keep.
+
+    Raises:
+        InputError: there is no column `by`, its values cannot be compared, or a split loses all of
+            its documents.
+    """
+    method = NearDuplicates() if near is True else near or None
+    order = documents.splits if isinstance(documents, Documents) else (TRAIN,)
+    held_out = [name for name in order if name != TRAIN]
+    ranks = {name: rank for rank, name in enumerate((*held_out, TRAIN))}
+    if "dropped" in ranks:
+        raise InputError("expected splits of other names than 'dropped', which names a file here")
+    comparison = Comparison(method, by or "text", ranks, across_splits)
+    items = _items(documents, comparison.by, fields)
+    signed = _sign(run, items, comparison)
+    compared = _compare(run, signed, comparison)
+    found = run.map(resolve_shard, {"resolve/all": (compared, [*_places(run, signed)])})
+    resolved = found["resolve/all"]
+    lost = dict.fromkeys(resolved.result["items"], _place(run, resolved))
+    work = {
+        name: (item, number, lost.get(number), comparison)
+        for number, (name, item) in enumerate(items.items())
+    }
+    written = run.map(unique_shard, work)
+    counts = {name: resolved.result[name] for name in ("clusters", "largest_cluster")}
+    result = documents_result(run, written, documents, **counts)
+    names = [name for name in run.declared if name.startswith(_TEMPORARY)]
+    concurrently(run.drop, names, run.root)  # the output does not need them
+    return result
+
+
+def _items(documents: Documents | str, by: str, fields: Fields) -> dict[str, DocumentItem]:
+    from data.select.split_writer import COLUMNS
+
+    if by not in (*COLUMNS, *fields.columns):
+        fields = replace(fields, columns=(*fields.columns, by))
+    items = document_items(documents, fields)
+    for item in items.values():
+        if by not in item.columns:
+            raise InputError(f"by={by!r}: expected one of the columns {', '.join(item.columns)}")
+    return items
+
+
+def _sign(
+    run: StepContext, items: Mapping[str, DocumentItem], comparison: Comparison
+) -> list[Shard]:
+    work = {name.replace("documents/", "sign/"): (item, comparison) for name, item in items.items()}
+    return list(run.map(sign_shard, work).values())
+
+
+def _compare(run: StepContext, signed: list[Shard], comparison: Comparison) -> list[str]:
+    """Directories with all edges, few enough for one task, or in one file."""
+    from data.prepare.band_file import SHARES
+    from data.prepare.duplicates import Share
+
+    documents = sum(shard.result["documents"] for shard in signed)
+    shares = 1
+    while shares < min(SHARES, documents / AT_ONCE):
+        shares *= 2
+    step = max(1, AT_ONCE // max(1, documents))  # bands of one task
+    places = _places(run, signed)
+    work = {
+        f"compare/{share:03d}-{band:04d}": (
+            Share(places, (band, min(band + step, comparison.bands)), share, shares),
+            comparison,
+        )
+        for share in range(shares)
+        for band in range(0, comparison.bands, step)
+    }
+    shards, level = list(run.map(compare_shard, work).values()), 0
+    while len(shards) > 1 and sum(shard.result["edges"] for shard in shards) > AT_ONCE:
+        groups = {
+            f"merge/{level:02d}-{number:06d}": _places(run, group)
+            for number, group in enumerate(_groups(shards))
+        }
+        shards, level = list(run.map(merge_shard, groups).values()), level + 1
+    return _places(run, shards)
+
+
+def _groups(shards: list[Shard]) -> Iterator[list[Shard]]:
+    """Neighbouring shards for one task: at least two, and about as many edges as fit."""
+    group, edges = list[Shard](), 0
+    for shard in shards:
+        edges += shard.result["edges"]
+        if len(group) > 1 and edges > AT_ONCE:
+            yield group
+            group, edges = [], shard.result["edges"]
+        group.append(shard)
+    yield group
+
+
+def _place(run: StepContext, shard: Shard) -> str:
+    return storage.join(run.root, shard.root)
+
+
+def _places(run: StepContext, shards: list[Shard]) -> list[str]:
+    return [_place(run, shard) for shard in shards]
+
+
+# The files of these shard writers are no part of the output, so they have no content.
+
+
+def sign_shard(directory: str, work: tuple[DocumentItem, Comparison]) -> Mapping[str, Any]:
+    """Shard writer: the keys, ids and ranks of an item's documents."""
+    from data.prepare.duplicates import sign
+
+    return {"documents": sign(directory, *work), "content": None}
+
+
+def compare_shard(directory: str, work: tuple[Share, Comparison]) -> Mapping[str, Any]:
+    """Shard writer: edges between the documents with equal keys."""
+    from data.prepare.duplicates import compare
+
+    return {"edges": compare(directory, *work), "content": None}
+
+
+def merge_shard(directory: str, compared: list[str]) -> Mapping[str, Any]:
+    """Shard writer: the forest of several shards' edges."""
+    from data.prepare.duplicates import merge
+
+    return {"edges": merge(directory, compared), "content": None}
+
+
+def resolve_shard(directory: str, work: tuple[list[str], list[str]]) -> Mapping[str, Any]:
+    """Shard writer: the rows to drop of every item that has duplicates."""
+    from data.prepare.duplicates import resolve
+
+    return {**resolve(directory, *work), "content": None}
+
+
+def unique_shard(
+    directory: str, work: tuple[DocumentItem, int, str | None, Comparison]
+) -> Mapping[str, Any]:
+    """Shard writer: an item's documents without those that `resolve_shard` found."""
+    from data.prepare.duplicates import lost_file, without_duplicates
+
+    item, number, resolved, comparison = work
+    lost = lost_file(resolved, number) if resolved is not None else None
+    return without_duplicates(directory, item, lost, comparison)

@@ -1,0 +1,253 @@
+"""Documents signed in a second of processor time beside other libraries, and growth with documents.
+
+    python -m tests.bench.deduplicate signatures --corpus 'DIR/*.parquet' [--documents 2000]
+    python -m tests.bench.deduplicate accuracy
+    python -m tests.bench.deduplicate growth [--documents 250000 500000 1000000 2000000]
+
+JSON lines. `signatures`: MinHash of 5-grams with 14 bands of 8 rows, of the same documents by each
+library that is installed, in turn, several times: the median rate. `datatrove` and `shard` start
+with documents and end with files, the others end with signatures in memory. `accuracy`: the pairs
+found of 5,000 documents with planted near-duplicates, beside a brute force and the theory.
+`growth`: the step in a process of its own on made documents of 40 words, of which a fifth are
+near-duplicates: seconds, seconds of processor, peak memory, and at last the exponents of the last
+two over the number of documents.
+Times are of this machine and its load.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from data.prepare.minhash import _shingles, band_hashes, signatures
+
+NGRAM, BANDS, ROWS = 5, 14, 8
+_ROUNDS = 3
+_BATCH = 1024
+_WORDS, _LENGTH = 20_000, 40
+_FILE = 50_000  # documents of a made file
+
+
+def rivals(texts: pa.Array, source: str, folder: Path) -> Iterator[tuple[str, Callable[[], Any]]]:
+    """(name, what it does) of each way to sign the texts."""
+    batches = [texts.slice(i, _BATCH) for i in range(0, len(texts), _BATCH)]
+    yield (
+        "ours",
+        lambda: [band_hashes(signatures(batch, NGRAM, BANDS * ROWS), BANDS) for batch in batches],
+    )
+    yield "shard", lambda: _shard(source, folder)
+    strings = texts.to_pylist()
+    words = [[text.split() for text in strings]]
+    grams = [
+        [" ".join(some[i : i + NGRAM]) for i in range(max(1, len(some) - NGRAM + 1))]
+        for some in words[0]
+    ]
+    try:
+        from rensa import RMinHash
+    except ImportError:
+        pass
+    else:
+        yield (
+            "rensa, of shingles",
+            lambda: RMinHash.digest_matrix_from_token_sets(grams, BANDS * ROWS, 1),
+        )
+        yield "rensa, of our hashes", lambda: [_rensa(RMinHash, batch) for batch in batches]
+    try:
+        from datasketch import MinHash
+    except ImportError:
+        pass
+    else:
+        encoded = [[gram.encode() for gram in some] for some in grams]
+        yield "datasketch, of shingles", lambda: MinHash.bulk(encoded, num_perm=BANDS * ROWS)
+    try:
+        from datatrove.data import Document
+        from datatrove.pipeline.dedup import MinhashDedupSignature
+        from datatrove.pipeline.dedup.minhash import MinhashConfig
+    except ImportError:
+        return
+    documents = [Document(text=text, id=str(n)) for n, text in enumerate(strings)]
+    config = MinhashConfig(n_grams=NGRAM, num_buckets=BANDS, hashes_per_bucket=ROWS)
+    step = MinhashDedupSignature(str(folder / "datatrove"), config)
+    step.get_shingles("its tokenizer is made at the first call")
+    yield "datatrove", lambda: step.run(iter(documents))
+
+
+def _rensa(kind: Any, batch: pa.Array) -> Any:
+    shingles, first = _shingles(batch, NGRAM)
+    return kind.digest_matrix_from_flat_token_hashes(
+        shingles.astype(np.uint64), first.astype(np.uint64), BANDS * ROWS, 1
+    )
+
+
+def _shard(source: str, folder: Path) -> int:
+    """What a worker does for one item: read, sign, write."""
+    from data.prepare.comparison import Comparison, NearDuplicates
+    from data.prepare.duplicates import sign
+    from steps.documents.items import document_items
+
+    comparison = Comparison(NearDuplicates(NGRAM, BANDS, ROWS), "text", {"train": 0}, True)
+    found = 0
+    for name, item in document_items(source).items():
+        (folder / name).mkdir(parents=True, exist_ok=True)
+        found += sign(str(folder / name), item, comparison)
+    return found
+
+
+def compare_signatures(corpus: str, documents: int) -> None:
+    from data.read.work_units import list_units, read_unit
+
+    found, rows = [], 0
+    for unit in list_units(corpus):
+        for batch in read_unit(unit, ("id", "text", "token_count")):
+            found.append(batch.slice(0, documents - rows))
+            rows += found[-1].num_rows
+            if rows == documents:
+                break
+        if rows == documents:
+            break
+    table = pa.Table.from_batches(found)
+    texts = table["text"].combine_chunks()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        pq.write_table(table, folder / "corpus.parquet", row_group_size=1000)
+        ways = dict(rivals(texts, str(folder / "corpus.parquet"), folder))
+        seconds: dict[str, list[float]] = {way: [] for way in ways}
+        for _ in range(_ROUNDS):
+            for way, sign in ways.items():
+                began = time.process_time()
+                sign()
+                seconds[way].append(time.process_time() - began)
+    for way, took in seconds.items():
+        rate = rows / statistics.median(took)
+        size = table["text"].nbytes / 1e6 / statistics.median(took)
+        print(json.dumps({"signed_by": way, "documents_s": round(rate), "mb_s": round(size, 1)}))
+
+
+def accuracy() -> None:
+    """Pairs of texts by Jaccard similarity of all their 5-grams, compared one by one."""
+    from tests.data.prepare.test_minhash import jaccard, near_duplicates
+
+    firsts, seconds = near_duplicates(2_500, 100)
+    texts = firsts + seconds
+    similar: dict[tuple[int, int], float] = {}
+    where: dict[str, set[int]] = {}
+    for index, text in enumerate(texts):
+        words = text.split()
+        for gram in {" ".join(words[i : i + NGRAM]) for i in range(len(words) - NGRAM + 1)}:
+            for other in where.setdefault(gram, set()):
+                if (pair := (other, index)) not in similar:
+                    similar[pair] = jaccard(texts[other], text, NGRAM)
+            where[gram].add(index)
+    bands = band_hashes(signatures(pa.array(texts), NGRAM, BANDS * ROWS), BANDS)
+    found = set()
+    for band in bands.T.tolist():
+        first: dict[int, list[int]] = {}
+        for index, value in enumerate(band):
+            found |= {(other, index) for other in first.setdefault(value, [])}
+            first[value].append(index)
+    for low in range(5):
+        edge = 0.5 + low / 10
+        inside = [
+            pair
+            for pair, s in similar.items()
+            if low == min(4, int(10 * s - 5 + 1e-9)) and s >= 0.5
+        ]
+        theory = [1 - (1 - similar[pair] ** ROWS) ** BANDS for pair in inside]
+        row = {"similarity": edge, "pairs": len(inside), "theory": round(np.mean(theory), 3)}
+        print(json.dumps({**row, "found": round(len(found & set(inside)) / len(inside), 3)}))
+    low = sum(similar.get(pair, 0.0) < 0.5 for pair in found)
+    print(json.dumps({"pairs_found": len(found), "less_similar_than_0.5": low}))
+
+
+def made(documents: int, folder: Path) -> str:
+    """Documents in files; a fifth repeats one of the same file with two other words."""
+    numbers = np.random.default_rng(documents)
+    words = np.array([f"word{n}" for n in range(_WORDS)], object)
+    folder.mkdir()
+    for begin in range(0, documents, _FILE):
+        count = min(_FILE, documents - begin)
+        places = numbers.integers(0, _WORDS, (count, _LENGTH))
+        again = numbers.choice(count, count // 5, replace=False)
+        places[again] = places[numbers.integers(0, count, len(again))]
+        places[again, :2] = numbers.integers(0, _WORDS, (len(again), 2))
+        table = pa.table(
+            {
+                "id": [f"{begin + n}" for n in range(count)],
+                "text": [" ".join(row) for row in words[places]],
+                "token_count": np.full(count, _LENGTH),
+            }
+        )
+        pq.write_table(table, folder / f"{begin:09d}.parquet", row_group_size=10_000)
+    return f"{folder}/*.parquet"
+
+
+def deduplicated(source: str, store: str) -> dict[str, Any]:
+    from steps.artifacts import Documents
+    from steps.documents.deduplicate import deduplicate
+    from tests.steps.built import built
+
+    node = deduplicate(source)
+    with open("/proc/self/clear_refs", "w") as file:
+        file.write("5")  # the peak of memory begins here
+    clock, work = time.monotonic(), time.process_time()
+    result = built(store, node, Documents).result
+    status = Path("/proc/self/status").read_text()
+    return {
+        "seconds": round(time.monotonic() - clock, 1),
+        "cpu_seconds": round(time.process_time() - work, 1),
+        "peak_gib": round(int(status.split("VmHWM:")[1].split()[0]) / 2**20, 3),
+        "kept": result["documents_kept"],
+        "largest_cluster": result["largest_cluster"],
+    }
+
+
+def grow(sizes: list[int]) -> None:
+    rows = []
+    for documents in sizes:
+        with tempfile.TemporaryDirectory() as name:
+            source = made(documents, Path(name) / "made")
+            with multiprocessing.get_context("spawn").Pool(1) as pool:
+                row = pool.apply(deduplicated, (source, f"{name}/store"))
+        rows.append({"documents": documents, **row})
+        print(json.dumps(rows[-1]), flush=True)
+    if len(rows) > 1:
+        logs = {name: np.log([row[name] for row in rows]) for name in rows[0]}
+        fit = {
+            name: round(float(np.polyfit(logs["documents"], logs[name], 1)[0]), 3)
+            for name in ("cpu_seconds", "peak_gib")
+        }
+        print(json.dumps({"exponents": fit}))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    kinds = parser.add_subparsers(dest="kind", required=True)
+    signing = kinds.add_parser("signatures")
+    signing.add_argument("--corpus", required=True)
+    signing.add_argument("--documents", type=int, default=2000)
+    kinds.add_parser("accuracy")
+    growth = kinds.add_parser("growth")
+    sizes = [250_000, 500_000, 1_000_000, 2_000_000]
+    growth.add_argument("--documents", type=int, nargs="+", default=sizes)
+    given = parser.parse_args()
+    if given.kind == "signatures":
+        compare_signatures(given.corpus, given.documents)
+    elif given.kind == "accuracy":
+        accuracy()
+    else:
+        grow(given.documents)
+
+
+if __name__ == "__main__":
+    main()
