@@ -71,11 +71,12 @@ def chart(
     }
     if not values["x"] or not values["y"]:
         return Markup()
+    whole = {"x": all(value == int(value) for value in values["x"]), "y": False}
     data: dict[str, Any] = {
         name: {
             "label": {"x": x_label, "y": y_label}[name],
             "span": SPANS[name],
-            **_scales(values[name], name == "x", name in from_zero, reach if name == "y" else 0.0),
+            **_scales(values[name], whole[name], name in from_zero, reach if name == "y" else 0.0),
         }
         for name in "xy"
     }

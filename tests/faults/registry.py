@@ -41,6 +41,7 @@ _MODULES = (
     "code_changes",
     "hostile_tokenizers",
     "hub",
+    "preparation",
     "source_changes",
     "source_files",
     "tokenizers",
