@@ -5,8 +5,8 @@
     python -m tests.bench.deduplicate growth [--documents 250000 500000 1000000 2000000]
 
 JSON lines. `signatures`: MinHash of 5-grams with 14 bands of 8 rows, of the same documents by each
-library that is installed, in turn, several times: the median rate. `datatrove` and `shard` start
-with documents and end with files, the others end with signatures in memory. `accuracy`: the pairs
+library that is installed, in turn, several times: the median rate. All start with texts; `shard`
+and `datatrove` end with files, the others with signatures in memory. `accuracy`: the pairs
 found of 5,000 documents with planted near-duplicates, beside a brute force and the theory.
 `growth`: the step in a process of its own on made documents of 40 words, of which a fifth are
 near-duplicates: seconds, seconds of processor, peak memory, and at last the exponents of the last
@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
+import re
 import statistics
 import tempfile
 import time
@@ -48,28 +49,30 @@ def rivals(texts: pa.Array, source: str, folder: Path) -> Iterator[tuple[str, Ca
     )
     yield "shard", lambda: _shard(source, folder)
     strings = texts.to_pylist()
-    words = [[text.split() for text in strings]]
-    grams = [
-        [" ".join(some[i : i + NGRAM]) for i in range(max(1, len(some) - NGRAM + 1))]
-        for some in words[0]
-    ]
     try:
         from rensa import RMinHash
     except ImportError:
         pass
     else:
         yield (
-            "rensa, of shingles",
-            lambda: RMinHash.digest_matrix_from_token_sets(grams, BANDS * ROWS, 1),
+            "rensa",
+            lambda: RMinHash.digest_matrix_from_token_sets(
+                [_grams(text) for text in strings], BANDS * ROWS, 1
+            ),
         )
-        yield "rensa, of our hashes", lambda: [_rensa(RMinHash, batch) for batch in batches]
+        yield "rensa of our shingles", lambda: [_rensa(RMinHash, batch) for batch in batches]
     try:
         from datasketch import MinHash
     except ImportError:
         pass
     else:
-        encoded = [[gram.encode() for gram in some] for some in grams]
-        yield "datasketch, of shingles", lambda: MinHash.bulk(encoded, num_perm=BANDS * ROWS)
+        yield (
+            "datasketch",
+            lambda: MinHash.bulk(
+                [[gram.encode() for gram in _grams(text)] for text in strings],
+                num_perm=BANDS * ROWS,
+            ),
+        )
     try:
         from datatrove.data import Document
         from datatrove.pipeline.dedup import MinhashDedupSignature
@@ -81,6 +84,12 @@ def rivals(texts: pa.Array, source: str, folder: Path) -> Iterator[tuple[str, Ca
     step = MinhashDedupSignature(str(folder / "datatrove"), config)
     step.get_shingles("its tokenizer is made at the first call")
     yield "datatrove", lambda: step.run(iter(documents))
+
+
+def _grams(text: str) -> list[str]:
+    """The shingles as a user of a library makes them."""
+    words = re.findall(r"\w+", text.lower())
+    return [" ".join(words[i : i + NGRAM]) for i in range(max(1, len(words) - NGRAM + 1))]
 
 
 def _rensa(kind: Any, batch: pa.Array) -> Any:

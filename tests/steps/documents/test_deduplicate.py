@@ -195,7 +195,7 @@ def test_fewer_bands_find_less(tmp_path):
         published(tmp_path / "store", deduplicate(source, near=near)).result["documents_kept"]
         for near in (NearDuplicates(bands=1, rows=30), True, NearDuplicates(bands=60, rows=2))
     ]
-    assert kept[0] > kept[1] > kept[2] or kept[0] > kept[1] == kept[2]
+    assert kept[0] > kept[1] >= kept[2]
 
 
 def test_bad_settings_are_refused(tmp_path):
