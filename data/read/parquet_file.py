@@ -137,8 +137,9 @@ def row_groups(url: str, footer: pq.FileMetaData, text: str, wanted: set[str]) -
     found = []
     for index in range(footer.num_row_groups):
         group = footer.row_group(index)
-        columns = [group.column(leaves[name]) for name in wanted]
-        if any(column.num_values != group.num_rows for column in columns):
+        columns = [group.column(i) for i, name in enumerate(names) if _top(name, wanted) in wanted]
+        flat = [column for column in columns if column.path_in_schema in wanted]
+        if any(column.num_values != group.num_rows for column in flat):
             raise unsound(
                 url, _KIND, f"row group {index} without {group.num_rows:,} values per column"
             )
@@ -146,6 +147,11 @@ def row_groups(url: str, footer: pq.FileMetaData, text: str, wanted: set[str]) -
         uncompressed = group.column(leaves[text]).total_uncompressed_size
         found.append(RowGroup(group.num_rows, uncompressed, compressed))
     return found
+
+
+def _top(leaf: str, wanted: set[str]) -> str:
+    """The column that a leaf is of: itself, or the one whose lists or structs it is in."""
+    return leaf if leaf in wanted else leaf.partition(".")[0]
 
 
 def _stop(start: int, stop: int, left: float) -> bytes:

@@ -146,6 +146,22 @@ def test_splits_and_columns_travel_through_a_chain_to_the_tokens(tmp_path, sourc
     assert cache.tokens("train") == texts + len(train)
 
 
+def has_two_tags(document):
+    return len(document["tags"] or ()) == 2 or "other tags"
+
+
+def test_nested_columns_and_nulls_in_others_are_read_and_kept(tmp_path):
+    tags = [["a", "b"], None, ["c"], ["d", "e"]]
+    texts = [f"text {n}" for n in range(4)]
+    pq.write_table(pa.table({"text": texts, "tags": tags}), tmp_path / "x.parquet")
+    source, fields = str(tmp_path / "x.parquet"), Fields(columns=("tags",))
+    made = published(tmp_path / "s", filter_documents(source, keep=has_two_tags, fields=fields))
+    assert [(row["text"], row["tags"]) for row in rows_of(made)] == [
+        ("text 0", ["a", "b"]),
+        ("text 3", ["d", "e"]),
+    ]
+
+
 def test_sampling_documents_is_sampling_the_same_rows(tmp_path, source):
     """The same documents are chosen, whether from files or from a step's output."""
     everything = filter_documents(source, keep=functools.partial(long_enough, least=0))
