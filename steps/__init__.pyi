@@ -1,6 +1,9 @@
 """What `from steps import ...` finds, and where: for type checkers and for `__init__.py`."""
 
 from data.prepare.comparison import NearDuplicates as NearDuplicates
+from data.prepare.items import DocumentItem as DocumentItem
+from data.prepare.items import read_documents as read_documents
+from data.prepare.write import DocumentWriter as DocumentWriter
 from data.read.unit import Fields as Fields
 from steps.artifacts import Checkpoint as Checkpoint
 from steps.artifacts import Completions as Completions
@@ -21,6 +24,9 @@ from steps.documents.deduplicate import deduplicate as deduplicate
 from steps.documents.evaluation_texts import EvaluationTexts as EvaluationTexts
 from steps.documents.evaluation_texts import evaluation_texts as evaluation_texts
 from steps.documents.evaluation_texts import harness_texts as harness_texts
+from steps.documents.items import DocumentSource as DocumentSource
+from steps.documents.items import document_items as document_items
+from steps.documents.result import documents_result as documents_result
 from steps.documents.sample import sample as sample
 from steps.documents.score import score_documents as score_documents
 from steps.documents.transform import filter_documents as filter_documents

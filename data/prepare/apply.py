@@ -65,9 +65,10 @@ _Call = Callable[[pa.RecordBatch, pa.Schema, Callable[[int], str]], _Answer]
 
 
 def _write(directory: str, item: DocumentItem, function: Function, call: _Call) -> dict[str, Any]:
-    tally = Counter[str]()
+    tally, tokens = Counter[str](), 0
     with DocumentWriter(directory) as out:
         for split, batch, place in _located(item, tally):
+            tokens += int(batch.column("token_count").to_numpy().sum())
             kept, dropped = call(batch, _with_columns(batch.schema, function.columns), place)
             for reason in sorted(dropped):
                 out.drop(reason, dropped[reason])
@@ -76,6 +77,7 @@ def _write(directory: str, item: DocumentItem, function: Function, call: _Call) 
             out.write(split, kept.filter(pa.array(~empty)) if empty.any() else kept)
         for reason in (NULL, INVALID):
             out.skip(reason, tally[reason])
+        out.tokens_read = tokens
     return out.result
 
 
@@ -145,10 +147,21 @@ def _each(
 class _Failed(Exception):
     """A user's function raised an error with one document."""
 
-    def __init__(self, function: Any, error: Exception) -> None:
+    def __init__(self, function: Any, error: Exception, document: Document) -> None:
         self.kind = f"failed with {type(error).__name__}"
         lines = str(error).strip().splitlines() or [""]
-        super().__init__(f"{name_of(function)} {self.kind}: {lines[0]}")
+        super().__init__(f"{name_of(function)} {self.kind}: {lines[0]}{_missing(error, document)}")
+
+
+def _missing(error: Exception, document: Document) -> str:
+    """What to do about a column that a document does not have."""
+    name = error.args[0] if isinstance(error, KeyError) and error.args else None
+    if not isinstance(name, str) or name in document:
+        return ""
+    return (
+        f" (documents have the columns {', '.join(document)}; keep others of a source with "
+        f"fields=Fields(columns=({name!r},)))"
+    )
 
 
 def _called(function: Callable[..., Any], document: Document) -> Any:
@@ -156,7 +169,7 @@ def _called(function: Callable[..., Any], document: Document) -> Any:
         answer = function(dict(document))
         return list(answer) if isinstance(answer, Iterator) else answer
     except Exception as error:
-        raise _Failed(function, error) from error
+        raise _Failed(function, error, document) from error
 
 
 def _made(function: Function, document: Document) -> list[Document] | _Dropped:

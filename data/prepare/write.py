@@ -35,6 +35,7 @@ class DocumentWriter:
         self._splits = Splits(directory, self._stack)
         self._columns: dict[str, str] = {}
         self._dropped, self._tokens = Counter[str](), Counter[str]()
+        self.tokens_read: int | None = None  # where it differs from those written and dropped
         self._examples: dict[str, list[dict[str, str]]] = {}
         self.result: dict[str, Any] = {}
 
@@ -93,5 +94,8 @@ class DocumentWriter:
             "seen": kept + self._dropped.total(),
             "dropped": dict(sorted(self._dropped.items())),
             "dropped_tokens": dict(sorted(self._tokens.items())),
+            "tokens_seen": self.tokens_read
+            if self.tokens_read is not None
+            else sum(self._tokens.values(), sum(counts["tokens"] for counts in splits.values())),
             "columns": self._columns,
         }

@@ -38,6 +38,11 @@ def cut_lines(url: str, state: FileState, fields: Fields, target_bytes: int) -> 
     keys = _keys(url, state, fields)
     if keys is None:
         return []
+    if missing := [name for name in fields.columns if name not in keys]:
+        raise InputError(
+            f"{redact(url)}: expected the key {missing[0]!r} in the first line, found "
+            f"{redact(', '.join(keys))}; name other columns, or give the first line the key"
+        )
     packed = compression(url)
     step = state.size if packed else max(target_bytes, 1)
     columns = {

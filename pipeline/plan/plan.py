@@ -286,7 +286,10 @@ def code_warnings(node: Node, published: Manifest) -> list[str]:
     )
     if not files:
         return mixed
-    return [*mixed, f"{node.label}: code changed since this output was built: {named(files)}"]
+    changed = f"{node.label}: code changed since this output was built: {named(files)}"
+    if len(node.functions) > 1:  # whose authors are users
+        changed += f"; it is used as it is: --force {node.label}, or another version=, builds it"
+    return [*mixed, changed]
 
 
 def shards_line(other: Mapping[str, Any]) -> str:

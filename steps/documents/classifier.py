@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
-from data.read.listing import absolute, list_documents, list_source
+from data.read.listing import absolute, list_source
 from data.read.unit import Fields
 from models.shape.validation import at_least
 from pipeline import Artifact, External, InputError, Result, StepContext, step
 from pipeline.store import storage
 from steps.artifacts import TRAIN, Documents
-from steps.documents.items import document_items
+from steps.documents.items import DocumentSource, document_items
 from steps.gang import HUB
 
 if TYPE_CHECKING:
@@ -71,8 +71,8 @@ def _check(arguments: Mapping[str, Any]) -> None:
 @step(output=Classifier, version=1, check=_check, environment=HUB)
 def train_classifier(
     run: StepContext,
-    good: Annotated[Documents | str, External(list_documents, absolute)],
-    bad: Annotated[Documents | str, External(list_documents, absolute)],
+    good: DocumentSource,
+    bad: DocumentSource,
     *,
     most: int = 20_000,
     ngrams: int = 2,

@@ -5,17 +5,16 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from data.read.listing import absolute, list_documents
 from data.read.unit import Fields
 from models.shape.validation import at_least
-from pipeline import External, InputError, Result, StepContext, step
+from pipeline import InputError, Result, StepContext, step
 from pipeline.store import storage
 from pipeline.store.shards import Shard
 from steps.artifacts import Documents
 from steps.documents.evaluation_texts import EvaluationTexts, evaluation_texts, harness_texts
-from steps.documents.items import document_items
+from steps.documents.items import DocumentSource, document_items
 from steps.documents.result import documents_result
 from steps.gang import HUB
 
@@ -114,7 +113,7 @@ def _check(arguments: Mapping[str, Any]) -> None:
 )
 def remove_contamination(
     run: StepContext,
-    documents: Annotated[Documents | str, External(list_documents, absolute)],
+    documents: DocumentSource,
     against: tuple[EvaluationTexts, ...],
     *,
     ngram: int,

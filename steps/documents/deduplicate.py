@@ -10,17 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 from data.prepare.comparison import Comparison, NearDuplicates
-from data.read.listing import absolute, list_documents
 from data.read.unit import Fields
-from pipeline import External, InputError, Result, StepContext, step
+from pipeline import InputError, Result, StepContext, step
 from pipeline.store import storage
 from pipeline.store.parallel import concurrently
 from pipeline.store.shards import Shard
 from steps.artifacts import TRAIN, Documents
-from steps.documents.items import document_items
+from steps.documents.items import DocumentSource, document_items
 from steps.documents.result import documents_result
 from steps.gang import HUB
 
@@ -45,7 +44,7 @@ def _check(arguments: Mapping[str, Any]) -> None:
 @step(output=Documents, version=1, cpus=0, check=_check, environment=HUB)
 def deduplicate(
     run: StepContext,
-    documents: Annotated[Documents | str, External(list_documents, absolute)],
+    documents: DocumentSource,
     *,
     near: bool | NearDuplicates = True,
     by: str | None = None,

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, TypeAlias
 
+from data.read.listing import absolute, list_documents
 from data.read.unit import Fields
-from pipeline import InputError
+from pipeline import External, InputError
 from pipeline.store.parallel import by_item, concurrently
 from steps.artifacts import TRAIN, Documents
 
 if TYPE_CHECKING:
     from data.prepare.items import DocumentItem
     from data.read.unit import Unit
+
+DocumentSource: TypeAlias = Annotated[Documents | str, External(list_documents, absolute)]
+"""The type of a step's argument that takes another step's documents, or a source."""
 
 
 def document_items(

@@ -23,8 +23,8 @@ def documents_result(
     """The result of a step whose shards `data.prepare.write.DocumentWriter` wrote.
 
     `documents_seen` is the sum of `documents_kept` and of `dropped`, the number of documents by
-    reason; `tokens_seen` likewise of `tokens_kept` and `dropped_tokens`. `examples` has some
-    documents of each reason.
+    reason; `tokens_seen` likewise of `tokens_kept` and `dropped_tokens`, unless texts changed.
+    `examples` has some documents of each reason.
 
     Args:
         documents: what the step read: the order of its splits is that of the result.
@@ -61,7 +61,7 @@ def documents_result(
         "splits": splits,
         "documents_seen": kept + dropped.total(),
         "documents_kept": kept,
-        "tokens_seen": kept_tokens + tokens.total(),
+        "tokens_seen": sum(shard.result["tokens_seen"] for shard in shards),
         "tokens_kept": kept_tokens,
         "dropped": dict(dropped.most_common()),
         "dropped_tokens": dict(tokens),

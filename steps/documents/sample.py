@@ -11,12 +11,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from data.read.listing import absolute, list_documents
 from data.read.unit import Fields
 from data.select.token_budget import ALL_THAT_IS_LEFT, Budget
-from pipeline import External, InputError, Result, StepContext, step
+from pipeline import InputError, Result, StepContext, step
 from pipeline.graph.step import Node
 from pipeline.store import storage
 from pipeline.store.shards import Shard
@@ -24,7 +23,7 @@ from steps.artifacts import Documents, Tokenizer
 from steps.documents.duplicates import drop_duplicates as without_duplicates
 from steps.documents.duplicates import forget_comparison
 from steps.documents.first_documents import first_documents
-from steps.documents.items import stored_units
+from steps.documents.items import DocumentSource, stored_units
 from steps.documents.sample_shards import (
     Filter,
     ProbeItem,
@@ -87,7 +86,7 @@ def _check(arguments: Mapping[str, Any]) -> None:
 )
 def sample(
     run: StepContext,
-    source: Annotated[Documents | str, External(list_documents, absolute)],
+    source: DocumentSource,
     tokenizer: Tokenizer | None = None,
     *,
     tokens: int,

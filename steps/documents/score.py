@@ -5,17 +5,16 @@ from __future__ import annotations
 import numbers
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from data.read.listing import absolute, list_documents
 from data.read.unit import Fields
-from pipeline import External, InputError, Result, StepContext, step
+from pipeline import InputError, Result, StepContext, step
 from pipeline.graph.step import Node
 from pipeline.store import storage
 from pipeline.store.shards import Shard
 from steps.artifacts import Documents
 from steps.documents.classifier import Classifier
-from steps.documents.items import document_items
+from steps.documents.items import DocumentSource, document_items
 from steps.documents.result import documents_result
 from steps.gang import HUB
 
@@ -60,7 +59,7 @@ def _check(arguments: Mapping[str, Any]) -> None:
 @step(output=Documents, version=1, cpus=0, check=_check, environment=HUB)
 def score_documents(
     run: StepContext,
-    documents: Annotated[Documents | str, External(list_documents, absolute)],
+    documents: DocumentSource,
     by: Call | Classifier,
     *,
     version: int = 1,

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-from data.read.listing import absolute, list_documents
 from data.read.unit import Fields
-from pipeline import External, InputError, Result, StepContext, step
+from pipeline import InputError, Result, StepContext, step
 from steps.artifacts import Documents
-from steps.documents.items import document_items
+from steps.documents.items import DocumentSource, document_items
 from steps.documents.licenses import source_license
 from steps.documents.result import documents_result
 from steps.gang import HUB
@@ -67,7 +66,7 @@ def _check_columns(step: str, columns: tuple[tuple[str, str], ...]) -> None:
 )
 def map_documents(
     run: StepContext,
-    documents: Annotated[Documents | str, External(list_documents, absolute)],
+    documents: DocumentSource,
     *,
     by: Call,
     version: int = 1,
@@ -103,7 +102,7 @@ def map_documents(
 )
 def filter_documents(
     run: StepContext,
-    documents: Annotated[Documents | str, External(list_documents, absolute)],
+    documents: DocumentSource,
     *,
     keep: Call | tuple[Call, ...],
     version: int = 1,

@@ -9,12 +9,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from data.read.listing import absolute, list_documents
-from pipeline import External, InputError, Result, Runtime, StepContext, step
+from pipeline import InputError, Result, Runtime, StepContext, step
 from pipeline.store import storage
 from pipeline.store.parallel import concurrently, in_order
 from pipeline.store.shards import Shard
 from steps.artifacts import Documents, TokenCache, Tokenizer
+from steps.documents.items import DocumentSource
 from steps.documents.sample import sampled
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class DocumentGroup:
 @step(output=TokenCache, version=2, cpus=0, shard_memory=_SHARD_MEMORY, then=sampled)
 def tokenize(
     run: StepContext,
-    documents: Annotated[Documents | str, External(list_documents, absolute)],
+    documents: DocumentSource,
     tokenizer: Tokenizer,
     *,
     backend: Annotated[Literal["auto", "tokenizers", "fastokens"], Runtime] = "auto",

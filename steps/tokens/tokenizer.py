@@ -9,12 +9,13 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, get_args
 
-from data.read.listing import absolute, list_documents, list_source
+from data.read.listing import absolute, list_source
 from data.tokenizer.special_tokens import EOS, check_vocab_size
 from models.shape.validation import at_least
 from pipeline import External, InputError, Result, StepContext, step
 from pipeline.store import storage
 from steps.artifacts import TRAIN, Documents, Tokenizer
+from steps.documents.items import DocumentSource
 from steps.documents.sample import sampled
 from steps.gang import HUB
 
@@ -128,7 +129,7 @@ def _check_trained(arguments: Mapping[str, Any]) -> None:
 @step(output=Tokenizer, version=1, check=_check_trained, then=sampled)
 def train_tokenizer(
     run: StepContext,
-    documents: Annotated[Documents | str, External(list_documents, absolute)],
+    documents: DocumentSource,
     *,
     vocab_size: int,
     tokens: int | None = None,

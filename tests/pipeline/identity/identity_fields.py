@@ -19,6 +19,7 @@ from typing import Annotated, Any, Literal
 
 import experiments
 import steps
+from data.read.unit import Fields
 from experiments.run_200m import experiment
 from models.shape.config import TransformerConfig
 from pipeline import Artifact, Hardware, InputError, Runtime, local, pod, step
@@ -149,6 +150,8 @@ def _example(kind: Any) -> Any:
         return "/data/*.parquet"
     if Callable in _origins(kind):
         return leaves
+    if kind is Fields:
+        return Fields()
     raise AssertionError(
         f"no example of {kind}; teach tests/pipeline/identity/identity_fields.py one"
     )

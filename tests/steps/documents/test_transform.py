@@ -271,3 +271,21 @@ def shout_shard(directory, item):
 def test_a_step_of_ones_own_is_fifteen_lines(tmp_path, source):
     made = published(tmp_path / "store", shout(sample(source, tokens=-1)))
     assert sorted(row["text"] for row in rows_of(made)) == sorted(t.upper() for t in TEXTS)
+
+
+def test_a_missing_column_is_named_with_the_columns_there_are(tmp_path, source):
+    with pytest.raises(StepFailed, match=r"documents have the columns id, text, token_count; keep"):
+        published(tmp_path / "store", filter_documents(source, keep=no_spam))
+    fields = Fields(columns=("url", "langauge"))
+    with pytest.raises(StepFailed, match="expected the key 'langauge' in the first line, found id"):
+        published(tmp_path / "store", filter_documents(source, keep=no_spam, fields=fields))
+
+
+def test_tokens_that_a_map_removes_are_counted_as_seen(tmp_path, source):
+    made = published(tmp_path / "s", map_documents(source, by=halve))
+    assert made.result["tokens_seen"] == sum(-(-len(text.encode()) // 4) for text in TEXTS)
+    assert made.result["tokens_kept"] < made.result["tokens_seen"] * 0.6
+
+
+def halve(document):
+    return document["text"][: len(document["text"]) // 2]
