@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -14,7 +15,9 @@ from data.prepare.items import DocumentItem
 from data.prepare.write import DocumentWriter
 from data.read.retry import redact
 from data.read.unit import Unit
+from data.read.values import most_tokens_of
 from data.read.work_units import INVALID, NULL, read_units
+from data.select.split_writer import COLUMNS
 from data.select.write_sample import EMPTY_TEXT
 from pipeline.errors import InputError
 
@@ -65,10 +68,10 @@ _Call = Callable[[pa.RecordBatch, pa.Schema, Callable[[int], str]], _Answer]
 
 
 def _write(directory: str, item: DocumentItem, function: Function, call: _Call) -> dict[str, Any]:
-    tally, tokens = Counter[str](), 0
+    tally = Counter[str]()
     with DocumentWriter(directory) as out:
         for split, batch, place in _located(item, tally):
-            tokens += int(batch.column("token_count").to_numpy().sum())
+            out.read(batch)
             kept, dropped = call(batch, _with_columns(batch.schema, function.columns), place)
             for reason in sorted(dropped):
                 out.drop(reason, dropped[reason])
@@ -77,7 +80,6 @@ def _write(directory: str, item: DocumentItem, function: Function, call: _Call) 
             out.write(split, kept.filter(pa.array(~empty)) if empty.any() else kept)
         for reason in (NULL, INVALID):
             out.skip(reason, tally[reason])
-        out.tokens_read = tokens
     return out.result
 
 
@@ -165,9 +167,12 @@ def _missing(error: Exception, document: Document) -> str:
 
 
 def _called(function: Callable[..., Any], document: Document) -> Any:
+    own = {n: copy.deepcopy(v) if isinstance(v, list | dict) else v for n, v in document.items()}
     try:
-        answer = function(dict(document))
+        answer = function(own)
         return list(answer) if isinstance(answer, Iterator) else answer
+    except (InputError, MemoryError, OSError):  # not of this document
+        raise
     except Exception as error:
         raise _Failed(function, error, document) from error
 
@@ -223,18 +228,32 @@ def _changed(call: Any, function: Function, document: Document, answer: Any) -> 
             f"it with its type: columns=(({unknown[0]!r}, 'string'),)"
         )
     made = {**document, **answer}
-    if not isinstance(made["text"], str):
-        raise TypeError(f"{name_of(call)} returned the text {made['text']!r:.60}; expected a str")
-    if made["text"] != document["text"] and "token_count" not in answer:
-        before, after = (max(1, len(each["text"].encode())) for each in (document, made))
+    for name, kind in (("id", str), ("text", str), ("token_count", int)):
+        if not isinstance(made[name], kind):
+            raise TypeError(
+                f"{name_of(call)} returned the {name} {made[name]!r:.60}; expected {kind.__name__}"
+            )
+    try:
+        after = len(made["text"].encode())
+    except UnicodeError:
+        raise TypeError(
+            f"{name_of(call)} returned a text with half a surrogate pair, which is no UTF-8"
+        ) from None
+    if made["text"] != document["text"] and made["token_count"] == document["token_count"]:
+        before = max(1, len(document["text"].encode()))
         made["token_count"] = max(1, round(document["token_count"] * after / before))
+    if not 0 <= made["token_count"] <= most_tokens_of(after):
+        raise TypeError(
+            f"{name_of(call)} returned a token_count of {made['token_count']:,} for a text of "
+            f"{after:,} bytes; leave it out"
+        )
     return made
 
 
 def _table(rows: list[Document], schema: pa.Schema, place: Callable[[int], str]) -> pa.RecordBatch:
     try:
         return pa.RecordBatch.from_pylist(rows, schema)
-    except (pa.ArrowException, TypeError, ValueError) as error:
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         raise InputError(
             f"{place(0)} and after it: expected columns of the types {_shown(schema)}, found "
             f"{str(error).splitlines()[0]}; return values of these types, or name others with "
@@ -246,18 +265,31 @@ def _shown(schema: pa.Schema) -> str:
     return ", ".join(f"{field.name} {field.type}" for field in schema)
 
 
+def _answer(call: Callable[..., Any], batch: pa.RecordBatch, place: Callable[[int], str]) -> Any:
+    try:
+        return call(batch)
+    except (InputError, MemoryError, OSError):
+        raise
+    except Exception as error:
+        raise InputError(
+            f"{place(0)} and the {batch.num_rows - 1:,} after it: {name_of(call)} failed with "
+            f"{type(error).__name__}: {error}; repair the function or the documents"
+        ) from error
+
+
 def _batch_maker(function: Function) -> _Call:
     (call,) = function.calls
 
     def made(batch: pa.RecordBatch, schema: pa.Schema, place: Callable[[int], str]) -> _Answer:
-        answer = call(batch)
-        if not isinstance(answer, pa.RecordBatch | pa.Table):
+        answer = _answer(call, batch, place)
+        found = getattr(getattr(answer, "schema", None), "names", None)
+        if not isinstance(answer, pa.RecordBatch | pa.Table) or sorted(found or ()) != sorted(
+            schema.names
+        ):
             raise InputError(
-                f"{name_of(call)} returned {type(answer).__name__}; expected a pyarrow.RecordBatch "
-                "of the documents, as batched=True has it"
+                f"{name_of(call)} returned {found or type(answer).__name__}; expected a "
+                f"pyarrow.RecordBatch with the columns {', '.join(schema.names)}"
             )
-        if missing := [name for name in schema.names if name not in answer.schema.names]:
-            raise InputError(f"{name_of(call)} returned no column {missing[0]!r}; keep all of them")
         table = answer if isinstance(answer, pa.Table) else pa.Table.from_batches([answer])
         try:
             kept = table.select(schema.names).cast(schema).combine_chunks().to_batches()
@@ -266,7 +298,14 @@ def _batch_maker(function: Function) -> _Call:
                 f"{place(0)} and after it: {name_of(call)} returned columns of other types than "
                 f"{_shown(schema)} ({error}); name them with columns="
             ) from error
-        return kept[0] if kept else batch.slice(0, 0).cast(schema), {}
+        if any(table.column(name).null_count for name in COLUMNS):
+            raise InputError(
+                f"{place(0)} and after it: {name_of(call)} returned a null in one of "
+                f"{', '.join(COLUMNS)}; leave the row out"
+            )
+        lost = np.isin(batch.column("id"), table.column("id"), invert=True)
+        dropped = batch.filter(pa.array(lost))
+        return kept[0] if kept else pa.RecordBatch.from_pylist([], schema), {name_of(call): dropped}
 
     return made
 
@@ -276,18 +315,25 @@ def _batch_filter(function: Function) -> _Call:
         del schema
         reasons: list[str | None] = [None] * batch.num_rows
         for call in function.calls:
-            answer = call(batch)
-            values = answer.to_pylist() if hasattr(answer, "to_pylist") else list(answer)
+            answer = _answer(call, batch, place)
+            values = answer.to_pylist() if hasattr(answer, "to_pylist") else answer
+            if isinstance(values, np.ndarray):
+                values = values.tolist()
+            known = (bool, str, type(None))
+            if not isinstance(values, list) or not all(isinstance(v, known) for v in values):
+                raise InputError(
+                    f"{place(0)} and after it: {name_of(call)} returned {values!r:.60}; expected a "
+                    "list or an array of booleans, or of reasons and None"
+                )
             if len(values) != batch.num_rows:
                 raise InputError(
                     f"{place(0)} and after it: {name_of(call)} returned {len(values)} answers for "
                     f"{batch.num_rows} documents; return one each"
                 )
             for row, value in enumerate(values):
-                if isinstance(value, str) and value:
-                    reasons[row] = reasons[row] or value
-                elif value is not None and not value:
-                    reasons[row] = reasons[row] or name_of(call)
+                if value is False or value:
+                    reason = name_of(call) if value is False else value
+                    reasons[row] = reasons[row] or (None if reason is True else reason)
         rows: dict[str | None, list[int]] = defaultdict(list)
         for row, reason in enumerate(reasons):
             rows[reason].append(row)

@@ -6,6 +6,7 @@ the item, over all splits.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -20,7 +21,9 @@ from data.prepare.items import DocumentItem, read_documents
 from data.prepare.minhash import band_hashes, signatures
 from data.prepare.write import DocumentWriter
 from data.read.parquet_table import TableWriter, read_table
+from data.read.work_units import INVALID, NULL
 from data.select.document_hash import document_hash, text_hash
+from data.select.split_writer import COLUMNS
 from pipeline.errors import InputError
 from pipeline.store import storage
 from pipeline.store.parallel import concurrently, in_order
@@ -54,7 +57,7 @@ def sign(directory: str, item: DocumentItem, comparison: Comparison) -> int:
     Raises:
         InputError: the values of the column cannot be compared.
     """
-    item = item._replace(columns=tuple(dict.fromkeys(("id", comparison.by))))
+    item = item._replace(columns=tuple(dict.fromkeys((*COLUMNS, comparison.by))))
     keys = [np.empty((0, comparison.bands, comparison.words), np.uint64)]
     rows = [np.empty(0, np.int64)]
     documents = 0
@@ -186,12 +189,12 @@ def without_duplicates(
     rows = table["row"].to_numpy()
     names = {rank: split for split, rank in comparison.ranks.items()}
     splits = np.array([names[rank] for rank in table["rank"].to_pylist()], object)
-    begin = 0
+    begin, tally = 0, Counter[str]()
     with (
         DocumentWriter(directory) as out,
         TableWriter(storage.join(directory, DROPPED), _DROPPED) as dropped,
     ):
-        for split, batch in read_documents(item):
+        for split, batch in read_documents(item, tally):
             low, high = np.searchsorted(rows, [begin, begin + batch.num_rows])
             gone = rows[low:high] - begin
             begin += batch.num_rows
@@ -205,4 +208,6 @@ def without_duplicates(
             kept = table["keeper"].slice(low, high - low).combine_chunks()
             columns = [ids, kept, pa.array([split] * len(gone), pa.string())]
             dropped.write(pa.record_batch(columns, schema=_DROPPED))
+        for reason in (NULL, INVALID):
+            out.skip(reason, tally[reason])
     return out.result

@@ -72,7 +72,9 @@ def band_hashes(signatures: np.ndarray, bands: int) -> np.ndarray:
 
     Of 1e9 texts, two have the same 64 bits by accident in one band with a probability of 0.03.
     """
-    rows = signatures.reshape(len(signatures), bands, -1).astype(np.uint64)
+    rows = signatures.reshape(len(signatures), bands, signatures.shape[1] // bands).astype(
+        np.uint64
+    )
     found = np.zeros(rows.shape[:2], np.uint64)
     for row in range(rows.shape[2]):
         found = _mix(found + rows[:, :, row] + np.uint64(_BASE))

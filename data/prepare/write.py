@@ -17,6 +17,7 @@ from pipeline.store import storage
 
 EXAMPLES, MOST_EXAMPLES = "dropped.json", 3
 _EXAMPLE_CHARACTERS = 400
+_MOST_REASONS = 1000
 _TYPES = dict(zip(COLUMNS, (pa.string(), pa.string(), pa.int64()), strict=True))
 
 
@@ -35,7 +36,8 @@ class DocumentWriter:
         self._splits = Splits(directory, self._stack)
         self._columns: dict[str, str] = {}
         self._dropped, self._tokens = Counter[str](), Counter[str]()
-        self.tokens_read: int | None = None  # where it differs from those written and dropped
+        self._read: tuple[int, int] | None = None  # documents and tokens
+        self._skipped = 0
         self._examples: dict[str, list[dict[str, str]]] = {}
         self.result: dict[str, Any] = {}
 
@@ -60,12 +62,23 @@ class DocumentWriter:
         if batch.num_rows:
             self._splits.write(split, batch)
 
+    def read(self, batch: pa.RecordBatch) -> None:
+        """Count documents as seen: if never called, those written and dropped are."""
+        documents, tokens = self._read or (0, 0)
+        more = pc.call_function("sum", [batch.column("token_count")]).as_py() or 0
+        self._read = documents + batch.num_rows, tokens + more
+
     def drop(self, reason: str, batch: pa.RecordBatch) -> None:
         """Count documents that are not written, by the reason why."""
         if not batch.num_rows:
             return
         self._dropped[reason] += batch.num_rows
         self._tokens[reason] += pc.call_function("sum", [batch.column("token_count")]).as_py() or 0
+        if len(self._dropped) > _MOST_REASONS:
+            raise InputError(
+                f"documents: expected at most {_MOST_REASONS:,} reasons to drop documents, found "
+                f"more, such as {reason!r:.80}; give the reason without what differs by document"
+            )
         shown = self._examples.setdefault(reason, [])
         for row in batch.slice(0, MOST_EXAMPLES - len(shown)).select(["id", "text"]).to_pylist():
             shown.append({"id": row["id"], "text": row["text"][:_EXAMPLE_CHARACTERS]})
@@ -74,6 +87,7 @@ class DocumentWriter:
         """Count rows that are no documents."""
         if count:
             self._dropped[reason] += count
+            self._skipped += count
 
     def __exit__(
         self,
@@ -88,14 +102,16 @@ class DocumentWriter:
         if self._examples:
             content = json.dumps(self._examples, sort_keys=True).encode()
             storage.write_atomic(storage.join(self._directory, EXAMPLES), content)
-        kept = sum(counts["documents"] for counts in splits.values())
+        written = sum(counts["documents"] for counts in splits.values())
+        tokens = sum(counts["tokens"] for counts in splits.values())
+        seen = written + self._dropped.total(), tokens + self._tokens.total()
+        if self._read is not None:
+            seen = self._read[0] + self._skipped, self._read[1]
         self.result = {
             "splits": splits,
-            "seen": kept + self._dropped.total(),
+            "seen": seen[0],
+            "tokens_seen": seen[1],
             "dropped": dict(sorted(self._dropped.items())),
             "dropped_tokens": dict(sorted(self._tokens.items())),
-            "tokens_seen": self.tokens_read
-            if self.tokens_read is not None
-            else sum(self._tokens.values(), sum(counts["tokens"] for counts in splits.values())),
             "columns": self._columns,
         }

@@ -21,7 +21,7 @@ from data.read.arrow_file import arrow_file, whole
 from data.read.byte_ranges import FileState, open_ranges
 from data.read.parquet_file import RowGroup, open_parquet
 from data.read.retry import redact
-from data.read.unit import BATCH_BYTES, BATCH_ROWS, Fields, Rows, Unit
+from data.read.unit import BATCH_BYTES, BATCH_ROWS, SCORE, Fields, Rows, Unit
 from data.read.values import check_structure, converted, count_by_length, is_text, joined, pieces
 from pipeline.errors import InputError
 
@@ -107,7 +107,7 @@ def unit_of(url: str, state: FileState, schema: pa.Schema, fields: Fields) -> Un
 def names_of(unit: Unit) -> dict[str, str | None]:
     """The file's name of each field; None for one that it does not have."""
     count = "token_count" if unit.counted else None
-    names = {"id": unit.id, "text": unit.text, "token_count": count, "score": unit.score}
+    names = {"id": unit.id, "text": unit.text, "token_count": count, SCORE: unit.score}
     return {**{name: name for name in unit.columns}, **names}
 
 

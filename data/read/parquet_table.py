@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from data.read.arrow_file import arrow_file, is_corrupt, one_line
-from data.read.unit import Rows, Unit
+from data.read.unit import SCORE, Rows, Unit
 from pipeline.errors import CorruptOutput
 from pipeline.store import storage
 
@@ -77,10 +77,17 @@ def read_table(
 def read_rows(units: Sequence[Unit], columns: Sequence[str]) -> Iterator[Rows]:
     """The rows of one unit of such a file, with `columns`."""
     (unit,) = units
-    names = {name: (unit.score or name) if name == "score" else name for name in columns}
+    names = {name: str(unit.score) if name == SCORE else name for name in columns}
     stored = list(dict.fromkeys(names.values()))
     for batch in read_table(unit.file, stored, unit.row_groups):
-        found = pa.RecordBatch.from_pydict({n: batch.column(own) for n, own in names.items()})
+        found = pa.RecordBatch.from_pydict(
+            {
+                name: batch.column(own).cast(pa.float64(), safe=False)
+                if name == SCORE
+                else batch.column(own)
+                for name, own in names.items()
+            }
+        )
         yield Rows(found, {}, lambda row: f"{unit.file}: row {row} of a batch")
 
 

@@ -16,7 +16,7 @@ import pyarrow as pa
 from data.read.byte_ranges import FileState
 from data.read.formats import READ, compression, open_stream
 from data.read.retry import redact
-from data.read.unit import BATCH_BYTES, BATCH_ROWS, MOST_TEXT, Fields, Rows, Unit
+from data.read.unit import BATCH_BYTES, BATCH_ROWS, MOST_TEXT, SCORE, Fields, Rows, Unit
 from data.read.values import count_by_length
 from pipeline.errors import InputError
 
@@ -69,7 +69,7 @@ def read_lines(units: Sequence[Unit], columns: Sequence[str]) -> Iterator[Rows]:
     """The rows of one unit with `columns`."""
     (unit,) = units
     state = FileState(unit.size, unit.version)
-    decoder = _decoder(unit)
+    decoder, others = _decoder(unit), _others(unit).values()
     rows: list[Any] = []
     begins: list[int] = []
     invalid: dict[int, str] = {}
@@ -77,6 +77,8 @@ def read_lines(units: Sequence[Unit], columns: Sequence[str]) -> Iterator[Rows]:
     for begin, line in lines_of(unit.file, state, unit.begin, unit.end):
         try:
             rows.append(decoder.decode(line))
+            for attribute in others:
+                _value(getattr(rows[-1], attribute))
             if rows[-1].text is msgspec.UNSET:
                 raise ValueError(f"no key {unit.text!r}")
         except _ERRORS as error:
@@ -102,7 +104,8 @@ def _decoder(unit: Unit) -> msgspec.json.Decoder:
     }
     names = {"text": unit.text, "id": unit.id, "token_count": "token_count", "score": unit.score}
     used = [name for name in kinds if names[name] is not None]
-    other = {f"column{n}": name for n, name in enumerate(unit.columns)}
+    known = {str(names[name]) for name in used}
+    other = {f"column{n}": key for n, key in enumerate(unit.columns) if key not in known}
     row = msgspec.defstruct(
         "Row",
         [(name, kinds[name], missing if name == "text" else None) for name in used]
@@ -125,12 +128,12 @@ def _rows(
         found["token_count"] = (
             count_by_length(texts) if counts is None else pa.array(counts, pa.int64())
         )
-    if "score" in columns:
-        found["score"] = pa.array([row and row.score for row in rows], pa.float64())
-    for n, name in enumerate(unit.columns):
+    if SCORE in columns:
+        found[SCORE] = pa.array([row and row.score for row in rows], pa.float64())
+    for name, attribute in _others(unit).items():
         if name in columns:
-            raw = [row and bytes(getattr(row, f"column{n}")) for row in rows]
-            found[name] = pa.array([_value(each) for each in raw], pa.string())
+            values = [row and getattr(row, attribute) for row in rows]
+            found[name] = pa.array([_value(value) for value in values], pa.string())
 
     def place(row: int) -> str:
         return f"{redact(unit.file)}: the line at byte {begins[row]:,}"
@@ -138,9 +141,18 @@ def _rows(
     return Rows(pa.RecordBatch.from_pydict(found), invalid, place)
 
 
-def _value(raw: bytes | None) -> str | None:
+def _others(unit: Unit) -> dict[str, str]:
+    """The attribute of a decoded row that has each other column; one key may be a field too."""
+    fields = {unit.text: "text", unit.id: "id", unit.score: "score"}
+    return {name: fields.get(name, f"column{n}") for n, name in enumerate(unit.columns)}
+
+
+def _value(value: Any) -> str | None:
     """A value of another column: a string itself, of anything else its JSON text."""
-    if raw is None or raw == b"null":
+    if value is None or isinstance(value, str):
+        return value
+    raw = bytes(value) if isinstance(value, msgspec.Raw) else msgspec.json.encode(value)
+    if raw == b"null":
         return None
     return msgspec.json.decode(raw, type=str) if raw.startswith(b'"') else raw.decode()
 

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from pipeline.errors import InputError
+
 if TYPE_CHECKING:
     import pyarrow as pa
 
@@ -16,6 +18,7 @@ BATCH_BYTES = 16 << 20  # most bytes of text in one batch, unless one document i
 BYTES_PER_TOKEN = 4  # estimate for English text without a token count
 MOST_TEXT = (1 << 31) - 1  # most bytes of a text, as of an Arrow string array
 UNKNOWN = -1
+SCORE = "\0score"  # the score in lists of columns, since another column may be named "score"
 SMALL_BYTES = 4 << 20  # units with less text are read together: a task costs more than one
 TOGETHER_BYTES = 32 << 20
 TOGETHER = 1024  # files of one task
@@ -41,6 +44,14 @@ class Fields:
     skip_nulls: bool = False
     skip_invalid: bool = False
     columns: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        ours = {"id", "text", "token_count"} & set(self.columns)
+        if ours or len(set(self.columns)) < len(self.columns):
+            raise InputError(
+                f"Fields(columns={self.columns!r}): expected names of other columns, each once; "
+                "id, text and token_count are always read"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from data.read.unit import BATCH_BYTES, BATCH_ROWS, BYTES_PER_TOKEN, MOST_TEXT
+from data.read.unit import BATCH_BYTES, BATCH_ROWS, BYTES_PER_TOKEN, MOST_TEXT, SCORE
 
 _BINARY = {
     pa.string(): pa.binary(),
@@ -69,7 +69,7 @@ def converted(field: str, name: str, column: pa.Array) -> tuple[pa.Array, dict[i
 
     A wrong value becomes null.
     """
-    if field == "score":  # float64 may round an integer; that does not matter for selection
+    if field == SCORE:  # float64 may round an integer; that does not matter for selection
         return column.cast(pa.float64(), safe=False), {}
     if is_text(column.type):
         return _strings(name, column)

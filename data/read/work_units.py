@@ -24,7 +24,7 @@ from data.read.formats import compression, kind_of
 from data.read.listing import find_files
 from data.read.parquet_file import RowGroup
 from data.read.retry import redact
-from data.read.unit import BATCH_BYTES, BATCH_ROWS, UNKNOWN, Fields, Rows, Unit, grouped
+from data.read.unit import BATCH_BYTES, BATCH_ROWS, SCORE, UNKNOWN, Fields, Rows, Unit, grouped
 from data.read.values import impossible_counts, made_ids, most_tokens_of
 from pipeline.errors import InputError
 
@@ -123,7 +123,7 @@ def read_unit(
     """The unit's rows in source order, as record batches of at most 1,024 rows and about 16 MB.
 
     Args:
-        columns: any of `id` (string), `text` (string), `token_count` (int64), `score` (float64,
+        columns: any of `id` (string), `text` (string), `token_count` (int64), `SCORE` (float64,
             NaN is kept) and the unit's other columns. If the file has no `token_count`, it is
             ceil(UTF-8 bytes / 4) of the text; if it has no id, the id is computed from the text.
         tally: counts all `rows`, and those skipped as `NULL` or `INVALID`.
@@ -140,7 +140,7 @@ def read_units(
     """
 
     def joins(unit: Unit) -> bool:
-        return unit.kind == "text" and "score" not in columns
+        return unit.kind == "text" and SCORE not in columns
 
     for together in grouped(units, joins, BATCH_ROWS, BATCH_BYTES):
         yield from _read(together, columns, tally)
@@ -150,7 +150,7 @@ def _read(
     units: Sequence[Unit], columns: Sequence[str], tally: Counter[str] | None
 ) -> Iterator[pa.RecordBatch]:
     unit, found = units[0], 0
-    if "score" in columns and unit.score is None:
+    if SCORE in columns and unit.score is None:
         raise InputError(
             f"{redact(unit.file)}: has no column of numbers to read as a score; pass "
             "score=<name of the column>, or do not select by score"

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
+from data.read.unit import SCORE
 from data.read.work_units import Unit, read_units
 from data.select.document_hash import document_hash
 
@@ -100,8 +101,8 @@ def above_score(
         for batch in read_units(units, columns, tally):
             yield batch.num_rows, batch
         return
-    for batch in read_units(units, tuple(dict.fromkeys((*columns, "score"))), tally):
-        enough = np.flatnonzero(batch.column("score").to_numpy() >= min_score)
+    for batch in read_units(units, (*columns, SCORE), tally):
+        enough = np.flatnonzero(batch.column(SCORE).to_numpy(zero_copy_only=False) >= min_score)
         yield batch.num_rows, batch.select(list(columns)).take(pa.array(enough))
 
 

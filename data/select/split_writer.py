@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 from data.arrays import save_array
 from data.read.parquet_table import TableWriter
 from data.select.document_hash import digest_hex, rows_digest, text_hash
+from pipeline.errors import InputError
 from pipeline.store import storage
 
 COLUMNS = ("id", "text", "token_count")
@@ -25,6 +26,7 @@ class SplitWriter:
     """Writes the documents of one split and counts them; `table` is to be entered and left."""
 
     def __init__(self, directory: str, split: str, schema: pa.Schema, keep_hashes: bool) -> None:
+        self.schema = schema
         self._base = storage.join(directory, split)
         self.table = TableWriter(f"{self._base}.parquet", schema)
         self._hashes: list[np.ndarray] | None = [] if keep_hashes else None
@@ -86,6 +88,13 @@ class Splits:
             writer = SplitWriter(self._directory, split, batch.schema, self._keep_hashes)
             self._stack.enter_context(writer.table)
             self._writers[split] = writer
+        if batch.schema != (first := self._writers[split].schema):
+            raise InputError(
+                f"documents: expected the columns {first.names} of types "
+                f"{[str(kind) for kind in first.types]}, as in the first file, found "
+                f"{batch.schema.names} of {[str(kind) for kind in batch.schema.types]}; give all "
+                "files of the source the same columns"
+            )
         self._writers[split].write(batch, places, apart=apart)
 
     def finish(self) -> dict[str, dict[str, Any]]:

@@ -80,6 +80,7 @@ def topological(targets: list[Node]) -> list[Node]:
             stack.extend((child, False) for child in reversed(node.inputs.values()))
         else:
             _check_name(node, order[node.key])
+            fingerprint.merge_classes((node.classes, order[node.key].classes), node.label)
             order[node.key].labels.add(node.label)
     fingerprint.merge_classes((node.classes for node in order.values()), "the graph")
     return list(order.values())

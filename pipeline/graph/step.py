@@ -101,7 +101,10 @@ class Node:
         self.directory = f"{step.name}-{self.key[:_KEY_DIGITS]}"  # of its output, in a store
         self.reads_lineage = step.reads_lineage
         # Whose code makes the output: the step's, and what its configuration calls.
-        self.functions = (step.function, *filter(None, map(_called, self.classes.values())))
+        self.functions = (
+            step.function,
+            *(c for each in self.classes.values() for c in _called(each)),
+        )
 
     def advice(self) -> list[str]:
         return self.step.advise({**self.config, **self.runtime}) if self.step.advise else []
@@ -110,11 +113,12 @@ class Node:
         return f"<{self.directory}>"
 
 
-def _called(each: Any) -> Callable[..., Any] | None:
-    """The function that a configuration's function or callable value is; None for other values."""
+def _called(each: Any) -> tuple[Any, ...]:
+    """A configuration's function, or the classes of a callable value; none of other values."""
     if not isinstance(each, type):
-        return each
-    return next((vars(cls)["__call__"] for cls in each.__mro__ if "__call__" in vars(cls)), None)
+        return (each,)
+    ancestors = tuple(cls for cls in each.__mro__ if cls is not object)
+    return ancestors if any("__call__" in vars(cls) for cls in ancestors) else ()
 
 
 def as_node(artifact: Artifact | Node) -> Node:
@@ -175,6 +179,12 @@ class StepSpec(Generic[P, A]):
         bound.apply_defaults()
         for name, external in self.signature.externals.items():
             value = bound.arguments[name]
+            expected = self.signature.inputs.get(name)
+            if expected and not isinstance(value, str | Node | None):
+                raise InputError(
+                    f"{self.name}({name}=...): expected {expected.kind.__name__} or a source, got "
+                    f"{value!r} of type {type(value).__name__}"
+                )
             if value is not None and not isinstance(value, Node):
                 bound.arguments[name] = external.absolute(value)
         inputs, config, runtime = {}, {}, {}

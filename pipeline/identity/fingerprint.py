@@ -281,12 +281,17 @@ def _name_of(cls: Any, path: str, classes: Classes) -> str:
 
 def _register(classes: Classes, name: str, cls: Any, path: str) -> None:
     other = classes.setdefault(name, cls)
-    if other is not cls and _home(other) != _home(cls):
+    if other is not cls and (_home(other) != _home(cls) or _code(other) != _code(cls)):
         raise InputError(
-            f"{path}: two of different files are named {name!r} in keys: "
+            f"{path}: two different ones are named {name!r} in keys: "
             f"{other.__module__}.{other.__qualname__} and {cls.__module__}.{cls.__qualname__}; "
             'give one of them another name: identity_name: ClassVar[str] = "..."'
         )
+
+
+def _code(each: Any) -> Any:
+    """The code of a function, which two functions of one name in one file must share."""
+    return each.__code__ if isinstance(each, types.FunctionType) else None
 
 
 def _home(cls: Any) -> tuple[str, str]:

@@ -60,7 +60,7 @@ def collect(functions: Iterable[Callable[..., Any]]) -> RunProvenance:
     """Commits and uncommitted changes of the functions' code, and package versions."""
     directories = {str(Path(__file__).parent)}
     for function in functions:
-        with contextlib.suppress(TypeError):
+        with contextlib.suppress(TypeError, OSError):
             directories.add(os.path.dirname(os.path.realpath(inspect.getfile(function))))
     found = _revisions(directories)
     text = "".join(

@@ -243,6 +243,8 @@ def record(function: Callable[..., Any], *called: Callable[..., Any]) -> dict[st
     if no_file:
         typed = [typed_digest(each) for each in no_file]
         found["typed"] = typed[0] if len(typed) == 1 else digest_of(typed)
+    if called:
+        found["called"] = {each.__qualname__: definition(each) for each in called}
     return found if function in no_file else {**found, "defined": definition(function)}
 
 
@@ -255,6 +257,8 @@ def code_digest(code: Mapping[str, Any]) -> str:
 
 def typed_digest(function: Callable[..., Any]) -> str:
     """Digest of a function, and of what it uses of its own module, by their compiled code."""
+    if isinstance(function, type):  # of a callable value
+        function = vars(function).get("__call__", function)
     start = inspect.unwrap(function)
     known = getattr(start, "__globals__", {})
     words: list[str] = []

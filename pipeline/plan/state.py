@@ -196,6 +196,17 @@ def foreign_build(node: Node, ledger: Ledger) -> str:
 
 
 def other_step(node: Node, recorded: Mapping[str, Any]) -> str:
+    """As `source_code.other_step`, also of the functions in the node's configuration."""
+    if there := _other_step(node, recorded):
+        return there
+    for called in node.functions[1:]:
+        about = recorded.get("called", {}).get(called.__qualname__)
+        if about and (there := source_code.other_step(called, {**recorded, "defined": about})):
+            return there
+    return ""
+
+
+def _other_step(node: Node, recorded: Mapping[str, Any]) -> str:
     """As `source_code.other_step`, but a step of this library may move within its package."""
     function = node.step.function
     package = function.__module__.partition(".")[0]

@@ -12,6 +12,7 @@ from pipeline import Artifact, External, InputError, Result, StepContext, step
 from pipeline.store import storage
 from steps.artifacts import TRAIN, Documents
 from steps.documents.items import DocumentSource, document_items
+from steps.documents.licenses import source_license
 from steps.gang import HUB
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ def _check(arguments: Mapping[str, Any]) -> None:
             )
 
 
-@step(output=Classifier, version=1, check=_check, environment=HUB)
+@step(output=Classifier, version=1, check=_check, facts=source_license, environment=HUB)
 def train_classifier(
     run: StepContext,
     good: DocumentSource,

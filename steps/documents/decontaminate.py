@@ -15,6 +15,7 @@ from pipeline.store.shards import Shard
 from steps.artifacts import Documents
 from steps.documents.evaluation_texts import EvaluationTexts, evaluation_texts, harness_texts
 from steps.documents.items import DocumentSource, document_items
+from steps.documents.licenses import source_license
 from steps.documents.result import documents_result
 from steps.gang import HUB
 
@@ -109,6 +110,7 @@ def _check(arguments: Mapping[str, Any]) -> None:
     name="decontaminate",
     cpus=0,
     check=_check,
+    facts=source_license,
     environment=HUB,
 )
 def remove_contamination(

@@ -20,6 +20,7 @@ from pipeline.store.parallel import concurrently
 from pipeline.store.shards import Shard
 from steps.artifacts import TRAIN, Documents
 from steps.documents.items import DocumentSource, document_items
+from steps.documents.licenses import source_license
 from steps.documents.result import documents_result
 from steps.gang import HUB
 
@@ -41,7 +42,7 @@ def _check(arguments: Mapping[str, Any]) -> None:
         )
 
 
-@step(output=Documents, version=1, cpus=0, check=_check, environment=HUB)
+@step(output=Documents, version=1, cpus=0, check=_check, facts=source_license, environment=HUB)
 def deduplicate(
     run: StepContext,
     documents: DocumentSource,

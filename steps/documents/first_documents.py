@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from data.read.formats import compression
-from data.read.unit import Fields, Unit
+from data.read.unit import SCORE, Fields, Unit
 from data.select.token_budget import Budget
 from pipeline import InputError
 from pipeline.graph.facts import Facts, Results
@@ -26,7 +26,7 @@ def first_documents(node: Node, results: Results) -> Facts:
 
         names = ("text", "id", "score", "skip_nulls", "skip_invalid", "columns")
         fields = Fields(**{name: config[name] for name in names})
-        score = ["score"] if config["min_score"] is not None else []
+        score = [SCORE] if config["min_score"] is not None else []
         files = list_files(source)
         opened, units = files[:: -(-len(files) // _FILES)], list[Unit]()
         for url, _ in opened:

@@ -23,8 +23,8 @@ def documents_result(
     """The result of a step whose shards `data.prepare.write.DocumentWriter` wrote.
 
     `documents_seen` is the sum of `documents_kept` and of `dropped`, the number of documents by
-    reason; `tokens_seen` likewise of `tokens_kept` and `dropped_tokens`, unless texts changed.
-    `examples` has some documents of each reason.
+    reason, unless a map made several of one; `tokens_seen` likewise of `tokens_kept` and
+    `dropped_tokens`, unless texts changed. `examples` has some documents of each reason.
 
     Args:
         documents: what the step read: the order of its splits is that of the result.
@@ -55,11 +55,12 @@ def documents_result(
             "digest": digest_hex(sum(int(part["digest"], 16) for part in parts)),
         }
     kept = sum(split["documents"] for split in splits.values())
+    seen = sum(shard.result["seen"] for shard in shards)
     kept_tokens = sum(split["tokens_counted"] for split in splits.values())
     return {
         "order": order,
         "splits": splits,
-        "documents_seen": kept + dropped.total(),
+        "documents_seen": seen,
         "documents_kept": kept,
         "tokens_seen": sum(shard.result["tokens_seen"] for shard in shards),
         "tokens_kept": kept_tokens,
@@ -68,7 +69,7 @@ def documents_result(
         "examples": _examples(run, shards),
         "columns": _columns(shards),
         "headline": [
-            f"{kept:,} of {kept + dropped.total():,} documents, {kept_tokens:,} tokens",
+            f"{kept:,} of {seen:,} documents, {kept_tokens:,} tokens",
             *(f"dropped {count:,}: {reason}" for reason, count in dropped.most_common()),
         ],
         **more,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import numbers
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from pipeline.store.shards import Shard
 from steps.artifacts import Documents
 from steps.documents.classifier import Classifier
 from steps.documents.items import DocumentSource, document_items
+from steps.documents.licenses import source_license
 from steps.documents.result import documents_result
 from steps.gang import HUB
 
@@ -56,7 +58,7 @@ def _check(arguments: Mapping[str, Any]) -> None:
         )
 
 
-@step(output=Documents, version=1, cpus=0, check=_check, environment=HUB)
+@step(output=Documents, version=1, cpus=0, check=_check, facts=source_license, environment=HUB)
 def score_documents(
     run: StepContext,
     documents: DocumentSource,
@@ -127,9 +129,9 @@ class _Scored:
 
     def __call__(self, document: dict[str, Any]) -> dict[str, float]:
         value = self.by(document)
-        if not isinstance(value, numbers.Real) or value != value:
+        if not isinstance(value, numbers.Real) or not math.isfinite(value):
             found = "nothing" if value is None else f"{value!r:.60}"
-            raise TypeError(f"expected a number to be returned, found {found}")
+            raise TypeError(f"expected a finite number to be returned, found {found}")
         return {self.column: float(value)}
 
 

@@ -11,6 +11,7 @@ from markupsafe import Markup
 from pipeline import Result, StepContext, step
 from pipeline.plan.lineage import Ancestor, lineage
 from pipeline.store import storage
+from pipeline.store.manifest import resolve_ref
 from steps.artifacts import Documents, Report
 from steps.pages.charts import bar_rows
 from steps.pages.curves import COLOURS, GREY, Curve, chart
@@ -48,12 +49,16 @@ def preparation_report(run: StepContext, documents: Documents) -> Result:
 
 
 def stages_of(ancestors: Sequence[Ancestor]) -> list[Stage]:
-    """The steps that made documents, inputs first."""
-    return [
-        Stage(each.manifest.label, each.manifest.result)
-        for each in ancestors
-        if "documents_seen" in each.manifest.result
-    ]
+    """The steps that made the last one's documents, each from those of the one before it."""
+    known, found = {each.path: each for each in ancestors}, []
+    each: Ancestor | None = ancestors[-1]
+    while each is not None:
+        if "documents_seen" in each.manifest.result:
+            found.append(Stage(each.manifest.label, each.manifest.result))
+        inputs = each.manifest.inputs
+        read = next((inputs[name] for name in ("documents", "source") if name in inputs), None)
+        each = known.get(resolve_ref(each.path, read["directory"])) if read else None
+    return found[::-1]
 
 
 def render(stages: Sequence[Stage]) -> str:

@@ -22,6 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from data.read import retry
+from data.read.unit import SCORE
 from data.read.work_units import Unit, list_units, read_unit
 from data.select.document_hash import document_hash
 from pipeline.errors import StorageError
@@ -87,7 +88,9 @@ def everything() -> pa.Table:
 
 def read_all(units: list[Unit], columns: tuple[str, ...] = COLUMNS) -> pa.Table:
     """The rows of the units, in order."""
-    return pa.Table.from_batches([b for unit in units for b in read_unit(unit, columns)])
+    own = [SCORE if name == "score" else name for name in columns]
+    batches = [b for unit in units for b in read_unit(unit, own)]
+    return pa.Table.from_batches(batches).rename_columns(list(columns))
 
 
 def check_reading(source: str, target_bytes: int) -> None:

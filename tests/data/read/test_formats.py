@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from data.read import parquet_table, work_units
-from data.read.unit import Fields, small_together
+from data.read.unit import SCORE, Fields, small_together
 from data.read.work_units import list_units, read_unit, read_units
 from data.select.hash_ranges import Ranges
 from data.select.write_sample import NULL, sample_units
@@ -77,7 +77,9 @@ def write(path, documents):
 
 
 def read_all(units, columns=COLUMNS):
-    return pa.Table.from_batches([b for unit in units for b in read_unit(unit, columns)])
+    own = [SCORE if name == "score" else name for name in columns]
+    batches = [b for unit in units for b in read_unit(unit, own)]
+    return pa.Table.from_batches(batches).rename_columns(list(columns))
 
 
 NAMES = ("x.jsonl", "x.jsonl.gz", "x.ndjson.zst", "x.json", "x.arrow", "footer.arrow")

@@ -150,8 +150,11 @@ def failing(document):
 @pytest.mark.parametrize(
     ("by", "said"),
     [
-        (nothing, "bad.jsonl-0.*nothing failed.*expected a number to be returned, found nothing"),
-        (not_a_number, "bad.jsonl-7.*expected a number to be returned, found nan"),
+        (
+            nothing,
+            "bad.jsonl-0.*nothing failed.*expected a finite number to be returned, found nothing",
+        ),
+        (not_a_number, "bad.jsonl-7.*expected a finite number to be returned, found nan"),
         (failing, "failing failed with ZeroDivisionError"),
     ],
 )

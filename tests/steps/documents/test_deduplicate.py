@@ -8,10 +8,12 @@ from typing import ClassVar
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from data.prepare.comparison import NearDuplicates
 from data.read.parquet_table import read_table
+from data.read.unit import Fields
 from data.select.document_hash import document_hash
 from pipeline.errors import InputError, StepFailed
 from pipeline.execute.backend import InlineWorkers
@@ -212,3 +214,23 @@ def test_bad_settings_are_refused(tmp_path):
     sampled = sample(source, tokens=-1)
     with pytest.raises(StepFailed, match="by='url': expected one of the columns id, text"):
         bring_up(store, deduplicate(sampled, near=False, by="url"))
+
+
+def test_skipped_rows_are_skipped_wherever_they_are_read(tmp_path):
+    """A null in a column that is not compared shifts no row."""
+    table = pa.table(
+        {
+            "id": ["x", "a", "b", "c"],
+            "text": [None, "one", "two", "three"],
+            "url": ["q", "u", "u", "v"],
+        }
+    )
+    pq.write_table(table, tmp_path / "s.parquet")
+    node = deduplicate(
+        str(tmp_path / "s.parquet"), near=False, by="url", fields=Fields(skip_nulls=True)
+    )
+    made = published(tmp_path / "store", node)
+    ids = [row["id"] for _, f in made.files("train") for row in pq.read_table(f).to_pylist()]
+    assert sorted(ids) in (["a", "c"], ["b", "c"])
+    assert made.result["dropped"]["null"] == 1
+    assert made.result["documents_seen"] == 4

@@ -14,6 +14,8 @@ import pytest
 from data.read.unit import Fields
 from pipeline import InputError, step
 from pipeline.errors import StepFailed
+from pipeline.graph.declaration import load_experiment
+from pipeline.graph.order import topological
 from steps import sample, tokenize
 from steps.artifacts import Documents, TokenCache
 from steps.documents.items import document_items
@@ -249,8 +251,8 @@ def test_a_function_is_part_of_the_steps_code(source):
     """A change of its file is seen, as one of the step's own file is."""
     node = filter_documents(source, keep=functools.partial(long_enough, least=3))
     assert long_enough in node.functions
-    assert Prefix.__call__ in map_documents(source, by=Prefix("a")).functions
-    assert Prefix.__call__ in map_documents(source, by=LongPrefix("a")).functions
+    assert Prefix in map_documents(source, by=Prefix("a")).functions
+    assert Prefix in map_documents(source, by=LongPrefix("a")).functions
 
 
 @step(output=Documents, version=1)
@@ -289,3 +291,100 @@ def test_tokens_that_a_map_removes_are_counted_as_seen(tmp_path, source):
 
 def halve(document):
     return document["text"][: len(document["text"]) // 2]
+
+
+def cut_in_place(document):
+    document["text"] = document["text"][:4]
+    document.setdefault("more", []).append(1)
+    del document["more"]
+    return document
+
+
+def missing_file(document):
+    raise FileNotFoundError("model.bin")
+
+
+def no_count(document):
+    return {"token_count": -5}
+
+
+def fewer(batch):
+    return batch.slice(0, batch.num_rows - 1)
+
+
+def raises(batch):
+    raise ZeroDivisionError
+
+
+def test_a_text_that_is_cut_has_the_tokens_of_what_is_left(tmp_path, source):
+    """Also where the function returns the document that it was given."""
+    made = published(tmp_path / "s", map_documents(source, by=cut_in_place))
+    assert {row["token_count"] for row in rows_of(made)} == {1}
+
+
+def test_an_error_of_the_machine_drops_no_document(tmp_path, source):
+    with pytest.raises(StepFailed, match=r"model\.bin"):
+        published(tmp_path / "s", filter_documents(source, keep=missing_file, skip_failed=True))
+
+
+@pytest.mark.parametrize(
+    ("declare", "found"),
+    [
+        (lambda s: map_documents(s, by=no_count), "returned a token_count of -5"),
+        (lambda s: map_documents(s, by=raises, batched=True), "raises failed with ZeroDivision"),
+        (lambda s: filter_documents(s, keep=raises, batched=True), "raises failed with ZeroDiv"),
+    ],
+)
+def test_impossible_answers_are_refused_with_their_place(tmp_path, source, declare, found):
+    with pytest.raises(StepFailed, match=found):
+        published(tmp_path / "s", declare(source))
+
+
+def test_documents_that_a_batched_map_leaves_out_are_counted(tmp_path, source):
+    made = published(tmp_path / "s", map_documents(source, by=fewer, batched=True))
+    assert made.result["dropped"]["fewer"] == 300 - len(rows_of(made)) > 0
+
+
+def test_a_column_may_be_a_field_too(tmp_path, source):
+    """The id and the score are read once, whatever else they are asked for as."""
+    fields = Fields(id="url", score="n", columns=("url", "n"))
+    made = published(
+        tmp_path / "s",
+        filter_documents(source, keep=functools.partial(long_enough, least=0), fields=fields),
+    )
+    assert all(row["id"] == row["url"] for row in rows_of(made))
+    scored = published(tmp_path / "s", sample(source, tokens=-1, score="n", min_score=290))
+    assert sorted(row["id"] for row in rows_of(scored)) == [f"d{n}" for n in range(290, 300)]
+
+
+def test_two_functions_of_one_name_are_told_apart(tmp_path, source):
+    """In one graph they are refused; in one store another file's function is not taken for it."""
+    namespace = {}
+    exec("def no_spam(document):\n    return False", namespace)
+    other = namespace["no_spam"]
+    other.__module__ = no_spam.__module__
+    mine, theirs = (filter_documents(source, keep=f) for f in (no_spam, other))
+    assert mine.key == theirs.key
+    with pytest.raises(InputError, match="two different ones are named 'no_spam'"):
+        topological([mine, theirs])
+
+
+def test_a_function_of_another_file_is_not_taken_for_it(tmp_path, source):
+    """Two experiments in one store have a function of one name each."""
+    for name, rest in (("first", "len(document) > 99"), ("second", "document['id'] < 'd2'")):
+        folder = tmp_path / name
+        folder.mkdir()
+        more = "\n".join(f"{name}_{n} = {n}" for n in range(9))
+        (folder / f"{name}_mine.py").write_text(
+            f"from pipeline import Experiment\nimport steps\n{more}\n\ndef keep(document):\n"
+            f"    return {rest} or document['id'] != '{name}'\n\n"
+            f"def mine() -> steps.Documents:\n"
+            f"    return steps.filter_documents({source!r}, keep=keep)\n\n"
+            "experiment = Experiment(mine)\n"
+        )
+    first, second = (
+        load_experiment(str(tmp_path / n / f"{n}_mine.py")) for n in ("first", "second")
+    )
+    first.run(prefix=tmp_path / "store", executor="inline")
+    with pytest.raises(InputError, match=r"that of another step named 'filter_documents'"):
+        second.run(prefix=tmp_path / "store", executor="inline")
