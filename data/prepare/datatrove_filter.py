@@ -19,6 +19,7 @@ from pipeline.errors import InputError
 
 Answer = bool | str | dict[str, Any]
 
+_BREAKS = "IS_ALPHA"
 _INSTALL = "install it with: pip install -e '.[prepare]' in the checkout of ponente"
 
 
@@ -116,6 +117,8 @@ def _splitter(language: str) -> Any:
 
     spaCy's also marks sentences whenever it is asked for words; ours does not, and the words are
     the same. One object for all filters, since datatrove keeps the words of the last texts by it.
+    The word IS_ALPHA, a name of spaCy's own, is left out: what spaCy makes of a text with it
+    depends on the texts before it.
     """
     from datatrove.utils.word_tokenizers import SpaCyTokenizer, load_word_tokenizer
 
@@ -124,10 +127,13 @@ def _splitter(language: str) -> Any:
         return known
 
     class Words(SpaCyTokenizer):
+        def _do_tokenize(self, text: str) -> Any:
+            return super()._do_tokenize(text.replace(_BREAKS, ""))
+
         def word_tokenize(self, text: str) -> list[str]:
             try:
                 with self.tokenizer.memory_zone():
-                    tokens = self.tokenizer.tokenizer(text)
+                    tokens = self.tokenizer.tokenizer(text.replace(_BREAKS, ""))
                     return [word for token in tokens if (word := token.text.strip())]
             except Exception:  # noqa: BLE001 - datatrove tries again with another text
                 return super().word_tokenize(text)

@@ -71,12 +71,11 @@ def chart(
     }
     if not values["x"] or not values["y"]:
         return Markup()
-    whole = {"x": all(value == int(value) for value in values["x"]), "y": False}
     data: dict[str, Any] = {
         name: {
             "label": {"x": x_label, "y": y_label}[name],
             "span": SPANS[name],
-            **_scales(values[name], whole[name], name in from_zero, reach if name == "y" else 0.0),
+            **_scales(values[name], name == "x", name in from_zero, reach if name == "y" else 0.0),
         }
         for name in "xy"
     }
@@ -147,7 +146,7 @@ def _scales(values: Sequence[float], whole: bool, from_zero: bool, reach: float)
     if ends[0] == ends[1]:
         ends = (ends[0] - 1.0, ends[1] + 1.0)
     scales: dict[str, Any] = {
-        "linear": _scale(*ends, linear_ticks(*ends, whole)),
+        "linear": _scale(*ends, linear_ticks(*ends, whole and ends[1] - ends[0] > 1)),
         "logarithmic": None,
     }
     positive = [value for value in values if value > 0]

@@ -54,10 +54,10 @@ def test_the_tokenizer_reads_no_validation_text(tmp_path, monkeypatch):
     read = []
     real = tokenizer_training.train
 
-    def watched(texts, vocab_size, expression):
+    def watched(texts, vocab_size, *more):
         kept = [list(batch) for batch in texts]
         read.extend(text for batch in kept for text in batch)
-        return real(kept, vocab_size, expression)
+        return real(kept, vocab_size, *more)
 
     monkeypatch.setattr(tokenizer_training, "train", watched)
     documents, _ = small = Experiment(both).run(prefix=str(tmp_path), executor="inline")

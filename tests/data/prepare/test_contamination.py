@@ -39,8 +39,9 @@ def batch(texts, counts=None):
 @given(ALPHABET, st.data(), st.integers(0, 9))
 def test_pieces_are_what_a_mask_of_characters_leaves(text, data, margin):
     """Characters of a span, of its margin, and of a word in which one ends, go."""
-    spans = data.draw(st.lists(st.tuples(*[st.integers(0, len(text))] * 2).map(sorted), max_size=4))
-    spans = sorted(spans)
+    place = st.integers(0, len(text))
+    some = st.tuples(place, place).map(sorted).filter(lambda span: span[0] < span[1])
+    spans = sorted(data.draw(st.lists(some, max_size=4))) if text else []
     words = [found.span() for found in re.finditer(r"漢|[ab](?:[ab,.]*[ab])?", text)]
     gone = np.zeros(len(text), bool)
     for begin, end in spans:

@@ -113,6 +113,19 @@ def test_decisions_on_random_texts(pieces, spaced):
         assert ours_of(made, text=text) == answer_of(_oracle(made), text)
 
 
+def test_a_decision_does_not_depend_on_the_documents_before():
+    """Of a word that spaCy takes for a name of its own."""
+    made, text = (
+        named.C4Quality(split_paragraph=False, min_num_sentences=-1),
+        "A B IS_ALPHA c d. " * 9,
+    )
+    answers = [made({"text": text})]
+    for n in range(3):
+        made({"text": f"other words {n} are here."})
+        answers.append(made({"text": text}))
+    assert answers == [answers[0]] * 4
+
+
 def _oracle(made, known={}):  # noqa: B006 - one object of datatrove's for all examples
     if made not in known:
         known[made] = theirs(made)
