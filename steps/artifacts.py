@@ -100,7 +100,7 @@ class TokenCache(Artifact):
 
     @property
     def begins(self) -> bool:
-        """Whether rows hold conversations, which stored ids tell apart."""
+        """Whether rows hold conversations, whose begins are in the stored ids."""
         return self.result.get("begins", False)
 
     def _of(self, split: str) -> TokenCache:

@@ -193,7 +193,7 @@ def _lines(path: str | None) -> list[str]:
 
 @dataclass(frozen=True)
 class Language(Filter):
-    """Documents in some languages, as told by a fastText model of your own, such as lid.176.bin.
+    """Documents in some languages, by a fastText model of your own, such as lid.176.bin.
 
     Attributes:
         model: path of the model: labels are `__label__en` (lid.176) or `__label__eng_Latn`

@@ -74,7 +74,7 @@ def minimise(evaluate: Objective, size: int, *, steps: int = 200, tolerance: flo
             if new_loss <= loss + _SUFFICIENT * scale * slope:
                 break
             scale /= 2
-        else:  # no smaller value can be told apart
+        else:  # no smaller value differs
             return Fit(weights, loss, done)
         moved, change = there - weights, new_gradient - gradient
         if _dot(moved, change) > 0:

@@ -7,7 +7,7 @@ Ullman, "Mining of Massive Datasets", section 3.4).
 
 A shingle is some neighbouring words in lower case. A word is a run of letters, marks and digits of
 at most `_LONGEST` bytes; in scripts without spaces every character is one. A text of fewer words is
-one shingle, and one without a word is compared as a whole.
+one shingle, and a text of no words is compared as a whole.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ MOST_KINDS = 2**17
 """Numbers in scalar memory, which has 1 MiB, that say what segments make of chunks."""
 
 
-# Inside jit: JAX drops a call whose results nobody needs, but never a kernel.
+# Inside jit: JAX drops a call whose results are not used, but never a kernel.
 @functools.partial(jax.jit, static_argnums=0)
 def forward(
     shape: Shape, starts: Array, q: Array, k: Array, v: Array, ids: Ids

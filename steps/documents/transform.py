@@ -22,12 +22,12 @@ Call = Callable[..., Any]
 
 def _check_map(arguments: Mapping[str, Any]) -> None:
     _check_calls("map_documents(by=...)", (arguments["by"],))
-    _check_columns("map_documents", arguments["columns"])
+    _check_settings("map_documents", arguments)
 
 
 def _check_filter(arguments: Mapping[str, Any]) -> None:
     _check_calls("filter_documents(keep=...)", _calls(arguments["keep"]))
-    _check_columns("filter_documents", arguments["columns"])
+    _check_settings("filter_documents", arguments)
 
 
 def _calls(given: Any) -> tuple[Call, ...]:
@@ -43,10 +43,15 @@ def _check_calls(argument: str, calls: tuple[Any, ...]) -> None:
         )
 
 
-def _check_columns(step: str, columns: tuple[tuple[str, str], ...]) -> None:
+def _check_settings(step: str, arguments: Mapping[str, Any]) -> None:
     import pyarrow as pa
 
-    for name, kind in columns:
+    if arguments["batched"] and arguments["skip_failed"]:
+        raise InputError(
+            f"{step}: skip_failed=True does not go with batched=True, where an error is not of one "
+            "document; leave one of them out"
+        )
+    for name, kind in arguments["columns"]:
         try:
             pa.type_for_alias(kind)
         except ValueError:

@@ -209,7 +209,7 @@ def test_the_norms_are_those_of_the_rows_own_head():
 
 @pytest.mark.slow
 def test_without_a_table_of_what_segments_hide(monkeypatch):
-    """More chunks than scalar memory can tell apart: every one is masked, with the same result."""
+    """More chunks than scalar memory has room for: every one is masked, with the same result."""
     monkeypatch.setattr(tpu_kernel, "MOST_KINDS", 1)
     run.clear_cache()
     tpu_kernel.forward.clear_cache()

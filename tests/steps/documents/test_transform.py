@@ -21,7 +21,7 @@ from steps.artifacts import Documents, TokenCache
 from steps.documents.items import document_items
 from steps.documents.result import documents_result
 from steps.documents.transform import filter_documents, map_documents
-from steps.tokens.tokenizer import byte_tokenizer
+from steps.tokens.tokenizer import byte_tokenizer, train_tokenizer
 from tests.steps.documents.test_sample import published
 
 TEXTS = [f"text {n} " + "word " * (n % 7) + ("café" if n % 5 == 0 else "") for n in range(300)]
@@ -164,6 +164,14 @@ def test_nested_columns_and_nulls_in_others_are_read_and_kept(tmp_path):
     ]
 
 
+def test_tokenize_and_train_tokenizer_take_a_source(source):
+    """It stands for a sample of all of it."""
+    everything, alphabet = sample(source, tokens=-1), byte_tokenizer()
+    assert tokenize(source, alphabet).key == tokenize(everything, alphabet).key
+    trained = [train_tokenizer(of, vocab_size=300).key for of in (source, everything)]
+    assert trained[0] == trained[1]
+
+
 def test_sampling_documents_is_sampling_the_same_rows(tmp_path, source):
     """The same documents are chosen, whether from files or from a step's output."""
     everything = filter_documents(source, keep=functools.partial(long_enough, least=0))
@@ -243,6 +251,8 @@ def test_arguments_and_version_are_in_the_key_and_a_lambda_has_none(source):
     assert key(keep=functools.partial(long_enough, least=4)) == keys[4]
     with pytest.raises(InputError, match="<lambda> has no name"):
         filter_documents(source, keep=lambda document: True)
+    with pytest.raises(InputError, match="skip_failed=True does not go with batched=True"):
+        filter_documents(source, keep=even, batched=True, skip_failed=True)
     with pytest.raises(InputError, match="expected a function, found 'no_spam'"):
         filter_documents(source, keep="no_spam")
 
