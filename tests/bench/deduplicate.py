@@ -74,6 +74,7 @@ def rivals(texts: pa.Array, source: str, folder: Path) -> Iterator[tuple[str, Ca
             ),
         )
     try:
+        import xxhash  # noqa: F401 - which its hashes need, and it does not bring
         from datatrove.data import Document
         from datatrove.pipeline.dedup import MinhashDedupSignature
         from datatrove.pipeline.dedup.minhash import MinhashConfig
