@@ -35,7 +35,10 @@ case $call in
   "gcloud compute "*" managed delete "* | "gcloud compute tpus queued-resources delete "*)
     rm "$LAB/chips" ;;
   "sleep 2400")  # nobody waits for it after the test
-    for ((n = 0; n < 100; n++)); do [ -e "$LAB/late" ] && exit; read -r -t 0.05 <> <(:); done
+    for ((n = 0; n < 100; n++)); do
+      [ -e "$LAB/late" ] && [ -e "$LAB/stays" ] && exit  # what is killed has its trap by then
+      read -r -t 0.05 <> <(:)
+    done
     echo "host 0 of 4 joined: vm" >> "$LAB/opt/run-200m.log" ;;
   "gcloud compute "*" list-instances "*) [ -e "$LAB/chips" ] && echo RUNNING ;;
   "gcloud compute "*" queued-resources describe "*) [ -e "$LAB/chips" ] && echo ACTIVE ;;
