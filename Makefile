@@ -7,7 +7,8 @@ ORACLE ?= yes
 # Which constraints-*.txt: `newest` (JAX 0.12, the default from Python 3.12 on) or `oldest` (JAX 0.10).
 STACK ?= $$($(BIN)/python -c 'import sys; print("newest" if sys.version_info >= (3, 12) else "oldest")')
 BIN := .venv/bin
-COMPUTING := tests/models tests/training tests/steps
+# Files in this order: the longest test must not begin last.
+COMPUTING := tests/training tests/models tests/steps
 ENGINE := tests/pipeline tests/data tests/test_readme.py
 FIRST_PARTY := pipeline steps data models training experiments
 
@@ -25,7 +26,7 @@ test: .venv/installed $(if $(filter yes,$(ORACLE)),.venv/oracle)
 	$(MAKE) --jobs 4 lint test-computing test-engine test-rest
 
 test-computing: .venv/installed
-	$(BIN)/python -m pytest -n 2 --dist loadfile $(COMPUTING)
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(COMPUTING)
 
 test-engine: .venv/installed
 	$(BIN)/python -m pytest $(ENGINE)
