@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from models.shape.config import TransformerConfig
+from models.shape.validation import from_plain
 from pipeline.accelerators import TPUS, Slices, chip_of, find_slices
 from pipeline.errors import InputError
 from pipeline.store import storage
@@ -353,7 +354,7 @@ def _main() -> None:
     devices = describe(request["slice"])
     program = build_program(
         TransformerConfig.from_plain(request["model"]),
-        OptimizerConfig(**request["optimizer"]),
+        from_plain(OptimizerConfig, request["optimizer"]),
         TrainConfig.from_plain(request["train"]),
         devices,
         eos_id=0,

@@ -51,7 +51,8 @@ def check_value(name: str, value: object, hint: Any) -> None:
     classes, words = _parts(hint)
     if classes and isinstance(value, (*classes, type(None)) if "None" in str(hint) else classes):
         return  # checked when it was made
-    if len(classes) > 1:  # of which msgspec makes no union
+    # msgspec makes no union of these, and takes a mapping for one of them.
+    if len(classes) > 1 or (classes and isinstance(value, Mapping)):
         expected = " or ".join(each.__name__ for each in classes)
         raise InputError(f"{name}: expected {expected}, found {value!r}")
     plain = float(value) if isinstance(value, float) else value  # also NumPy's

@@ -176,11 +176,12 @@ def _settings(given: Mapping[str, Any]) -> dict[str, Any]:
         given: some of model, optimizer and train, with all their fields as JSON.
     """
     from models.shape.config import TransformerConfig
+    from models.shape.validation import from_plain
     from training.config import OptimizerConfig, TrainConfig
 
     kinds: dict[str, Any] = {
         "model": TransformerConfig.from_plain,
-        "optimizer": lambda fields: OptimizerConfig(**fields),
+        "optimizer": lambda fields: from_plain(OptimizerConfig, fields),
         "train": TrainConfig.from_plain,
     }
     found: dict[str, Any] = {}

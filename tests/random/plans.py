@@ -20,7 +20,15 @@ from pipeline import pod
 from pipeline.errors import InputError
 from steps.platforms import devices_of
 from tests.faults.registry import Fault, trials
-from training.config import SPLIT_TABLES, AxisRules, OptimizerConfig, Parallelism, TrainConfig
+from training.config import (
+    SPLIT_TABLES,
+    AxisRules,
+    Group,
+    OptimizerConfig,
+    Parallelism,
+    TrainConfig,
+)
+from training.config.optimizer import Kind
 from training.cost.resolved_run import resolve_run
 from training.step.program import Program, build_programs
 
@@ -103,11 +111,20 @@ def _model(draw: random.Random) -> TransformerConfig:
 
 
 def _optimizer(draw: random.Random) -> OptimizerConfig:
+    kinds: tuple[Kind | None, ...] = (None, None, "adamw", "lion")
+    own, schedule = draw.random() < 0.3, draw.choice(("cosine", "wsd"))
     return OptimizerConfig(
         kind=draw.choice(("adamw", "muon", "lion")),
         moment_dtype=draw.choice(("float32", "bfloat16")),
-        schedule=draw.choice(("cosine", "wsd")),
+        schedule=schedule,
         warmup=draw.choice((0, 0, 0.1, 1, 7)),
+        muon_row_beta=draw.choice((None, None, 0.9)),
+        muon_momentum_end=draw.choice((None, 0.9)) if schedule == "wsd" else None,
+        weight_decay_schedule=draw.choice(("constant", "constant", "linear")),
+        cautious_decay=draw.random() < 0.3,
+        matrices=Group(kind=draw.choice((*kinds, "muon"))) if own else Group(),
+        head=Group(kind=draw.choice(kinds), learning_rate=4e-3) if own else Group(),
+        vectors=Group(kind=draw.choice(kinds), weight_decay=0.1) if own else Group(),
     )
 
 
@@ -122,7 +139,8 @@ def _train(draw: random.Random) -> TrainConfig:
         separate_documents=draw.random() < 0.3,
         microbatches=draw.choice((1, 1, 1, 2, 4)),
         compute_dtype=draw.choice(("float32", "bfloat16")),
-        ema=draw.choice((0.0, 0.9)),
+        ema=(ema := draw.choice((0.0, 0.0, 0.9))),
+        average_last=0.0 if ema else draw.choice((0.0, 0.25, 2)),
         spike_guard=draw.choice((0.0, 3.0)),
         batch_schedule=tuple((s, draw.choice(sizes)) for s in starts if draw.random() < 0.15),
         length_schedule=tuple(

@@ -73,6 +73,7 @@ def _config(draw: random.Random) -> OptimizerConfig:
         warmup=warmup,
         decay=decay,
         min_ratio=draw.choice((0.0, 0.1, 1.0, draw.random())),
+        decay_shape=draw.choice(("linear", "sqrt")),
     )
 
 
@@ -115,6 +116,8 @@ def _rate(config: OptimizerConfig, steps: int, parts: tuple[int, int], s: int) -
         progress = (1 - math.cos(math.pi * progress)) / 2
     if config.schedule == "constant":
         progress = 0.0
+    if config.schedule == "wsd" and config.decay_shape == "sqrt":
+        progress = math.sqrt(progress)
     return peak * (1 - (1 - config.min_ratio) * progress)
 
 

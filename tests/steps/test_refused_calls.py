@@ -24,7 +24,7 @@ from tests.pipeline.helpers import check_invariants
 from tests.steps.mini import MINI, run
 from tests.steps.synthetic import synthetic
 from tests.training import tiny
-from training.config import OptimizerConfig, TrainConfig
+from training.config import Group, OptimizerConfig, TrainConfig
 
 TOKENS = synthetic()
 SEQUENCES = block_shuffle(TOKENS, sequence_length=16)
@@ -35,6 +35,8 @@ LATER = dataclasses.replace(SIX, steps=8, batch_schedule=((4, 9),))
 HOW = {"model": tiny.MODEL, "optimizer": OptimizerConfig()}
 SHORT = dataclasses.replace(tiny.MODEL, positions="learned", context=8)
 MODEL = train(SEQUENCES, train=SIX, **HOW)
+GROUPED = OptimizerConfig(kind="muon", head=Group(learning_rate=0.004), muon_row_beta=0.9)
+MUON = train(SEQUENCES, train=SIX, model=tiny.MODEL, optimizer=GROUPED)
 REST = {"optimizer": OptimizerConfig(), "hardware": pod("cpu-2x1")}
 IMPORTED = import_hf("/models/some")
 
@@ -42,6 +44,23 @@ IMPORTED = import_hf("/models/some")
 def _extended(optimizer):
     longer = dataclasses.replace(SIX, steps=8)
     return extend(MODEL, SEQUENCES, optimizer=optimizer, train=longer)
+
+
+def _extended_muon(**changes):
+    longer = dataclasses.replace(SIX, steps=8)
+    optimizer = dataclasses.replace(GROUPED, **changes)
+    return extend(MUON, SEQUENCES, optimizer=optimizer, train=longer)
+
+
+def test_a_continued_run_may_change_what_is_in_no_array():
+    """Rates, decays and their schedules, and how Muon iterates; also the betas."""
+    _extended_muon(
+        head=Group(learning_rate=0.002, beta1=0.8),
+        cautious_decay=True,
+        weight_decay_schedule="cosine",
+        muon_iteration="polar_express",
+        muon_row_beta=0.95,
+    )
 
 
 def _with_moments(optimizer):
@@ -103,6 +122,7 @@ WRITER = train(LONG, train=BATCH, epochs=1, **OTHER)
             )
             for changes, words in (
                 ({"ema": 0.9}, "TrainConfig.ema: expected 0.0"),
+                ({"average_last": 2}, "TrainConfig.average_last: expected 0.0"),
                 ({"spike_guard": 3.0}, "TrainConfig.spike_guard: expected 0.0"),
             )
         ),
@@ -115,6 +135,18 @@ WRITER = train(LONG, train=BATCH, epochs=1, **OTHER)
             )
             for field, value in (("kind", "muon"), ("moment_dtype", "bfloat16"))
             for going_on in (_extended, _with_moments)
+        ),
+        *(
+            (lambda changes=changes: _extended_muon(**changes), f"{words}, with which train was")
+            for changes, words in (
+                ({"head": Group()}, "OptimizerConfig.head: expected Group.*"),
+                ({"matrices": Group(kind="adamw")}, "OptimizerConfig.matrices: expected Group.*"),
+                ({"muon_row_beta": None}, "OptimizerConfig.muon_row_beta: expected 0.9"),
+                (
+                    {"muon_momentum_start": 0.85, "muon_momentum_warmup": 9},
+                    r"OptimizerConfig.muon_momentum_start and _end: expected \(None, None\)",
+                ),
+            )
         ),
         (
             lambda: extend(

@@ -74,7 +74,8 @@ def restore(path: str, like: Tree, *, prefix: str = "", step: int | None = None)
     if difference := tree_names.mismatch(stored, wanted):
         raise InputError(
             f"{path}: {difference}; the checkpoint is of another model, or of another "
-            "OptimizerConfig.kind or moment_dtype, TrainConfig.ema or spike_guard"
+            "OptimizerConfig (kind, groups, moment_dtype, Muon's momentum schedule or row_beta), "
+            "TrainConfig.ema, average_last or spike_guard"
         )
 
     def read() -> dict[str, jax.Array]:
@@ -102,7 +103,7 @@ def load_model(
 ) -> Transformer:
     """The float32 model of a checkpoint; the optimizer's state is not read into memory.
 
-    Returns the parameter EMA when the run keeps one (`TrainConfig.ema`). Each of `devices` holds a
+    Returns the average of the parameters where the run keeps one. Each of `devices` holds a
     copy, by default this process's first; every process of a gang calls this.
 
     Raises:

@@ -27,6 +27,7 @@ from models.shape.validation import (
 )
 from pipeline.errors import InputError
 from pipeline.identity.fingerprint import Runtime
+from training.config.optimizer import check_part, count_of
 from training.config.parallelism import Parallelism
 
 Tracker = Literal["tensorboard", "wandb", "trackio"]
@@ -72,6 +73,9 @@ class TrainConfig:
             many tokens as before. ((0, 4), (1000, 2), (2000, 1)) begins with a short context.
         ema: decay of the parameter EMA that is then evaluated and exported; 0 for none. It is
             corrected for its start, see `training.step.state.ema_weight`.
+        average_last: the mean of the parameters after each of the last steps that were applied is
+            evaluated and exported, as in the records of modded-nanogpt; a fraction of all steps
+            when below 1, else steps; 0 for none. It takes the place and the memory of the EMA.
         spike_guard: a step is not applied when its loss is more than this many times the median
             loss of the last applied steps (see `training.step.state`); 0 for no guard.
         evaluate_every: steps between evaluations; also before the first and after the last.
@@ -112,6 +116,7 @@ class TrainConfig:
     batch_schedule: Schedule = ()
     length_schedule: Schedule = ()
     ema: BelowOne = 0.0
+    average_last: NotNegative = 0.0
     spike_guard: NotNegative = 0.0
     evaluate_every: Annotated[Count, Runtime] = 1000
     evaluate_batches: Annotated[Count | Literal["all"], Runtime] = 8
@@ -138,6 +143,11 @@ class TrainConfig:
     def from_plain(cls, fields: Mapping[str, Any]) -> TrainConfig:
         """A config from the JSON of `dataclasses.asdict`; absent fields have their defaults."""
         return from_plain(cls, fields)
+
+    @property
+    def averaged_steps(self) -> int:
+        """Number of last steps whose parameters are averaged."""
+        return count_of(self.average_last, self.steps)
 
     @property
     def short_for_ema(self) -> str:
@@ -181,6 +191,17 @@ class TrainConfig:
             raise InputError(
                 f"{owner}.spike_guard: {self.spike_guard} would skip every ordinary step; use 0 "
                 "for none, or a number above 1 such as 3"
+            )
+        check_part(f"{owner}.average_last", self.average_last)
+        if self.ema and self.average_last:
+            raise InputError(
+                f"{owner}: expected one average of the parameters, found ema {self.ema} and "
+                f"average_last {self.average_last}; set one of them to 0"
+            )
+        if self.steps and self.averaged_steps > self.steps:
+            raise InputError(
+                f"{owner}.average_last: {self.averaged_steps:,} last steps are more than the "
+                f"{self.steps:,} of the run; lower it"
             )
         self._check_schedules(owner)
         if self.remat not in ("auto", "none", "dots"):

@@ -18,7 +18,7 @@ from models.shape.remat_names import BLOCK_INPUT, MATMULS, saved_names
 from models.shape.splash_tiles import LANES
 from pipeline.errors import InputError
 from training.config import OptimizerConfig, Parallelism, TrainConfig
-from training.config.optimizer import moment_bytes
+from training.config.optimizer import Role
 from training.cost.attention import exchanges_heads, partial_sums
 
 GIB = 2**30
@@ -144,10 +144,26 @@ def _times(count: float, parts: Parts) -> dict[str, float]:
     return {name: count * size for name, size in parts.items()}
 
 
+MOMENT_BYTES = {"float32": 4, "bfloat16": 2}
+MOMENTS = {"adamw": 2, "muon": 1, "lion": 1}
+
+
 def optimizer_bytes(model: TransformerConfig, optimizer: OptimizerConfig) -> float:
-    """Bytes of the optimizer state of all parameters."""
-    shape = footprint(model)
-    return moment_bytes(optimizer, shape.parameters, shape.block_parameters)
+    """Bytes of the optimizer's moments of all parameters, without a few scalars.
+
+    NorMuon has a number besides for each row of the blocks' matrices along their longer sides.
+    """
+    shape, table = footprint(model), model.padded_vocab_size * model.embed
+    sizes: dict[Role, int] = {
+        "matrices": shape.block_parameters,
+        "embedding": table + (model.context or 0) * model.embed,
+        "head": 0 if model.tied else table,
+    }
+    sizes["vectors"] = shape.parameters - sum(sizes.values())
+    count = sum(MOMENTS[str(optimizer.group(role).kind)] * size for role, size in sizes.items())
+    if optimizer.group("matrices").kind == "muon" and optimizer.muon_row_beta is not None:
+        count += model.layers * sum(max(each.rows, each.columns) for each in shape.matrices)
+    return float(MOMENT_BYTES[optimizer.moment_dtype] * count)
 
 
 def own_matrices(
@@ -157,7 +173,7 @@ def own_matrices(
 
     See `training.sharding.newton_schulz`; empty for other optimizers.
     """
-    if optimizer.kind != "muon":
+    if optimizer.group("matrices").kind != "muon":
         return {}
     sides = [(each.rows, each.columns) for each in footprint(model).matrices]
     shapes = Counter((min(pair), max(pair)) for pair in sides)
@@ -192,7 +208,7 @@ def _parameters(
     summed = 1 if train.parallel.reduce == "step" else group
     return {
         "parameters": parameters * 4 / group,
-        "EMA of parameters": parameters * 4 / group if train.ema else 0.0,
+        "average of parameters": parameters * 4 / group if train.ema or train.average_last else 0.0,
         **copies,
         "compute parameters of microbatches": sum(copies.values()) if loops and group > 1 else 0.0,
         "gradients and update": parameters * (width + 8) / group,

@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import math
 from collections import defaultdict
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -24,17 +25,36 @@ from models.jax_numerics import exact_products
 from models.layers.axes import EMBED, LAYERS
 from training.sharding.layout import Layout, is_named
 
+JORDAN = (3.4445, -4.7750, 2.0315)
 
-def newton_schulz(x: jax.Array, steps: int) -> jax.Array:
-    """A matrix with singular values near 1: https://kellerjordan.github.io/posts/muon."""
+# By the paper's algorithm, for singular values of 0.001 to 1, with a cushion of 0.02 and, against
+# rounding, x / 1.02 in all polynomials but the last. nanochat has these too.
+POLAR_EXPRESS = (
+    (8.156554525, -22.483292926, 15.878769915),
+    (4.042929935, -2.808917466, 0.500017845),
+    (3.891667802, -2.772484153, 0.506064818),
+    (3.285753658, -2.368129493, 0.464490242),
+    (2.346541326, -1.709782838, 0.423235512),
+)
+
+
+def newton_schulz(x: jax.Array, steps: int, iteration: str = "newton_schulz") -> jax.Array:
+    """A matrix with singular values near 1: https://kellerjordan.github.io/posts/muon.
+
+    "polar_express" brings them as near as so many iterations can: arXiv:2505.16932.
+    """
     if x.shape[0] > x.shape[1]:
-        return newton_schulz(x.mT, steps).mT
+        return newton_schulz(x.mT, steps, iteration).mT
+    polar = iteration == "polar_express"
     # Coefficients and sums of products are float32: bfloat16 would round 3.4445 to 3.4375.
-    a, b, c = jnp.array([3.4445, -4.7750, 2.0315], jnp.float32)
+    coefficients = jnp.array(POLAR_EXPRESS[:steps] if polar else JORDAN, jnp.float32)
+    same = None if polar else tuple(coefficients)
     multiply = functools.partial(jnp.matmul, preferred_element_type=jnp.float32)
-    x = (x / (jnp.linalg.norm(x.astype(jnp.float32)) + 1e-7)).astype(x.dtype)
+    norm = jnp.linalg.norm(x.astype(jnp.float32))
+    x = (x / ((1.01 * norm if polar else norm) + 1e-7)).astype(x.dtype)
 
-    def iterate(_: int, x: jax.Array) -> jax.Array:
+    def iterate(i: int, x: jax.Array) -> jax.Array:
+        a, b, c = same or coefficients[i]
         gram = multiply(x, x.mT).astype(x.dtype)
         factor = (b * gram + c * multiply(gram, gram)).astype(x.dtype)
         return (a * x + multiply(factor, x)).astype(x.dtype)
@@ -42,8 +62,11 @@ def newton_schulz(x: jax.Array, steps: int) -> jax.Array:
     return jax.lax.fori_loop(0, steps, iterate, x)
 
 
-def orthogonalize(tree: Any, steps: int, dtype: DTypeLike, layout: Layout | None = None) -> Any:
-    """`newton_schulz` in `dtype` of float32 matrices, sharded as moments; None is one device."""
+Iteration = Callable[[jax.Array], jax.Array]
+
+
+def orthogonalize(tree: Any, one: Iteration, dtype: DTypeLike, layout: Layout | None = None) -> Any:
+    """`one` in `dtype` of each float32 matrix, sharded as moments; no layout is one device."""
     leaves, structure = jax.tree.flatten(tree, is_leaf=is_named)
     turned = [leaf.rearrange((LAYERS, EMBED, ...)) for leaf in leaves]
     specs = [PartitionSpec()] * len(turned)
@@ -60,7 +83,7 @@ def orthogonalize(tree: Any, steps: int, dtype: DTypeLike, layout: Layout | None
         for (_, *split), members in stacks.items():
             own = [arrays[i] for i in members]
             parts = [x.reshape(*x.shape[:2], -1).astype(dtype) for x in own]
-            results = _share(jnp.concatenate(parts), steps, split)
+            results = _share(jnp.concatenate(parts), one, split)
             ends = np.cumsum([len(part) for part in parts])[:-1]
             for i, part in zip(members, jnp.split(results, ends), strict=True):
                 found[i] = part.reshape(arrays[i].shape)
@@ -80,8 +103,8 @@ def _axes(entries: Any) -> tuple[str, ...]:
     return sum(((each,) if isinstance(each, str) else each or () for each in entries), ())
 
 
-def _share(x: jax.Array, steps: int, split: list[tuple[str, ...]]) -> jax.Array:
-    """Parts [matrix, m, n] that `split` makes of rows and columns -> those of `newton_schulz`."""
+def _share(x: jax.Array, one: Iteration, split: list[tuple[str, ...]]) -> jax.Array:
+    """Parts [matrix, m, n] that `split` makes of rows and columns -> those of `one` of a whole."""
     moves = [(axes, side) for side, axes in enumerate(split, 1) if axes]
     padding = -len(x) % jax.lax.axis_size(sum(split, ()))
     # A CPU's compiler would send the arrays that were joined, and refuses their different layouts.
@@ -89,7 +112,7 @@ def _share(x: jax.Array, steps: int, split: list[tuple[str, ...]]) -> jax.Array:
     for axes, side in moves:
         whole = jax.lax.all_to_all(whole, axes, 0, side, tiled=True)
     # One by one: their float32 products take memory.
-    whole = jax.lax.map(functools.partial(newton_schulz, steps=steps), whole)
+    whole = jax.lax.map(one, whole)
     for axes, side in reversed(moves):
         whole = jax.lax.all_to_all(whole, axes, side, 0, tiled=True)
     return whole[: len(x)]

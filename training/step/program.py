@@ -116,7 +116,7 @@ def build_programs(
     found = resolve_run(model, optimizer, train, described(devices), done=done)
     layout = make_layout(devices, found.largest.train.parallel)
     checkpoint_policy(found.largest.train.remat)  # raises here and not while tracing
-    transformation = build(optimizer, layout, train.compute_dtype)
+    transformation = build(optimizer, layout, train.compute_dtype, train.steps)
     rate = schedule(optimizer, train.steps)
     boundaries = Boundaries(
         eos_id=eos_id,

@@ -75,9 +75,11 @@ class TrainState(eqx.Module):
             without a counted token.
         model: float32 parameters.
         optimizer_state: moments, shaped and by default sharded as the parameters, and counts.
-        ema: EMA of the parameters after each applied step, see `ema_weight`; those of the start
-            before the first. None without `TrainConfig.ema`.
+        ema: EMA of the parameters after each applied step, see `ema_weight`, or their mean from the
+            first of the last ones on; those of the start before the first. None without
+            `TrainConfig.ema` and `TrainConfig.average_last`.
         recent: losses of the last applied steps; None without `TrainConfig.spike_guard`.
+        averaged: int32 scalar, steps in that mean; None without `TrainConfig.average_last`.
     """
 
     step: jax.Array
@@ -86,6 +88,7 @@ class TrainState(eqx.Module):
     optimizer_state: optax.OptState
     ema: Transformer | None
     recent: jax.Array | None
+    averaged: jax.Array | None = None
 
     @property
     def eval_params(self) -> Transformer:
@@ -117,13 +120,15 @@ def _make(
         zero = jnp.zeros((), jnp.int32)
         # optax takes any pytree; its type annotations allow fewer.
         optimizer_state = optimizer.init(cast(Any, model))
+        average = train.ema or train.average_last
         return TrainState(
             step=zero,
             skipped=zero,
             model=model,
             optimizer_state=optimizer_state,
-            ema=jax.tree.map(jnp.copy, model) if train.ema else None,
+            ema=jax.tree.map(jnp.copy, model) if average else None,
             recent=no_losses() if train.spike_guard else None,
+            averaged=zero if train.average_last else None,
         )
 
     return make

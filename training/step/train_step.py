@@ -262,18 +262,26 @@ def _apply(
     update: Any = optimizer.update
     # Under strict promotion, optax's bias correction (float to an integer power) would raise.
     with jax.numpy_dtype_promotion("standard"):
-        direction, optimizer_state = update(gradients, state.optimizer_state, state.model)
+        direction, optimizer_state = update(
+            gradients, state.optimizer_state, state.model, step=state.step
+        )
     model = jax.tree.map(lambda p, d: p - rate * d, state.model, direction)
     parameter_norm = optax.tree.norm(model)
     # A norm is finite only if all its elements are, so two scalars check every gradient and
     # parameter. The step is computed in any case and then selected: no branch waits for the host.
     applied = sound & jnp.isfinite(norm) & jnp.isfinite(parameter_norm)
-    ema, recent = state.ema, state.recent
+    ema, recent, averaged = state.ema, state.recent, state.averaged
     if recent is not None:
         applied &= ~is_spike(recent, state.applied, loss, config.spike_guard)
         recent = _select(applied, remember(recent, loss), recent)
     if ema is not None:
-        weight = ema_weight(config.ema, state.applied + 1)
+        if averaged is None:
+            weight = ema_weight(config.ema, state.applied + 1)
+        else:
+            # Of the mean of a run that this one continues, only as many steps as are in both count.
+            past = jnp.maximum(state.step - (config.steps - config.averaged_steps), 0)
+            count = jnp.minimum(averaged, past) + 1
+            averaged, weight = jnp.where(applied, count, averaged), 1.0 / count.astype(jnp.float32)
         updated = jax.tree.map(lambda a, p: (1.0 - weight) * a + weight * p, ema, model)
         ema = _select(applied, updated, ema)
     new = TrainState(
@@ -283,6 +291,7 @@ def _apply(
         optimizer_state=_select(applied, optimizer_state, state.optimizer_state),
         ema=ema,
         recent=recent,
+        averaged=averaged,
     )
     return new, {"grad_norm": norm, "parameter_norm": parameter_norm}
 

@@ -177,7 +177,15 @@ def _state_settings(
 ) -> dict[str, tuple[Any, Any]]:
     """Settings that decide which arrays a training state has: value, and what of it does."""
     found = {f"OptimizerConfig.{n}": (getattr(optimizer, n),) * 2 for n in ("kind", "moment_dtype")}
+    for role, label in optimizer.labels.items():
+        arrays = label, optimizer.group(role).kind
+        found[f"OptimizerConfig.{role}"] = getattr(optimizer, role), arrays
+    if optimizer.group("matrices").kind == "muon":
+        start, end = optimizer.muon_momentum_start, optimizer.muon_momentum_end
+        varies, beta = start is not None or end is not None, optimizer.muon_row_beta
+        found["OptimizerConfig.muon_momentum_start and _end"] = (start, end), varies
+        found["OptimizerConfig.muon_row_beta"] = beta, beta is None
     if take == "everything":
-        for name in ("ema", "spike_guard"):
+        for name in ("ema", "average_last", "spike_guard"):
             found[f"TrainConfig.{name}"] = getattr(train, name), bool(getattr(train, name))
     return found

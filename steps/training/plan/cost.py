@@ -51,8 +51,9 @@ class RunTime:
 
 
 def checkpoint_bytes(run: DeclaredRun) -> float:
-    """Bytes of one checkpoint: float32 parameters, their EMA, and the optimizer's state."""
-    parameters = (8 if run.train.ema else 4) * run.model.parameter_count
+    """Bytes of one checkpoint: float32 parameters, their average, and the optimizer's state."""
+    average = run.train.ema or run.train.average_last
+    parameters = (8 if average else 4) * run.model.parameter_count
     return parameters + optimizer_bytes(run.model, run.optimizer)
 
 

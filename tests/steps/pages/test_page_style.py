@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 import pipeline.pages.page
 from pipeline.pages.page import environment
 from steps.pages import charts, curves
+from training.config import Group, OptimizerConfig
 
 TEMPLATES = Path(pipeline.pages.page.__file__).with_name("templates")
 CSS = (TEMPLATES / "page.css").read_text()
@@ -72,3 +74,18 @@ def test_a_small_screen_has_readable_pages():
     parts = environment().get_template("parts.html").module
     for made in (parts.pairs("Result", {"a": 1}), parts.settings({"a": 1})):
         assert re.search(r'<div class="scroll"><table class="pairs">', made)
+
+
+def test_nested_settings_without_a_value_have_no_row():
+    """An optimizer's seven groups would be 42 rows of None; a setting that is None is shown."""
+    optimizer = OptimizerConfig(head=Group(learning_rate=0.004))
+    shown = (
+        environment()
+        .get_template("parts.html")
+        .module.settings({"optimizer": dataclasses.asdict(optimizer), "at": None})
+    )
+    rows = re.findall(r"<th[^>]*>([^<]*)</th><td[^>]*>([^<]*)</td>", str(shown))
+    assert ("optimizer.head.learning_rate", "0.004") in rows
+    assert ("at", "None") in rows
+    assert [name for name, _ in rows if name.count(".") > 1] == ["optimizer.head.learning_rate"]
+    assert ("optimizer.muon_row_beta", "None") in rows

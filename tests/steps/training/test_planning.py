@@ -12,6 +12,7 @@ from experiments.run_200m import experiment
 from models.shape.footprint import training_flops_per_token
 from models.shape.presets import llama_200m
 from pipeline import InputError, pod
+from pipeline.cli.options import override
 from pipeline.graph.order import topological
 from pipeline.graph.step import as_node
 from pipeline.identity.fingerprint import plain_identity
@@ -22,7 +23,7 @@ from steps.training.continue_training import extend, warm_start
 from steps.training.plan import memory
 from steps.training.plan.declared_run import declared_run
 from steps.training.train import train as train_step
-from training.config import OptimizerConfig, Parallelism, TrainConfig
+from training.config import Group, OptimizerConfig, Parallelism, TrainConfig
 from training.cost.memory_estimate import GIB
 
 BIG = dataclasses.replace(llama_200m, layers=32, embed=4096, heads=32, kv_heads=8, mlp=14336)
@@ -332,6 +333,42 @@ def test_a_checkpoint_with_muon_has_two_moments_of_tables():
     found = facts(optimizer=OptimizerConfig(kind="muon")).data
     blocks = llama_200m.matmul_parameters - llama_200m.padded_vocab_size * llama_200m.embed
     assert found["checkpoint_bytes"] == 12 * found["parameters"] - 4 * blocks
+
+
+def test_an_average_of_the_last_steps_is_saved_as_an_ema_is():
+    """4 bytes a parameter more, in a checkpoint and on the chips."""
+    plain, *others = (
+        facts(training=dataclasses.replace(FORCED, **changes)).data
+        for changes in ({}, {"ema": 0.99}, {"average_last": 150})
+    )
+    for found in others:
+        assert found["checkpoint_bytes"] == plain["checkpoint_bytes"] + 4 * plain["parameters"]
+        assert found["memory"]["need_bytes"] > plain["memory"]["need_bytes"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """Of an experiment that trains."""
+
+    optimizer: OptimizerConfig = OptimizerConfig()
+    training: TrainConfig = FORCED
+
+
+@pytest.mark.slow
+def test_groups_are_dotted_flags():
+    """A role's rate and kind, the schedules and the average of a command line are the step's."""
+    flags = ["--optimizer.head.learning_rate", "0.004", "--optimizer.matrices.kind", "muon"]
+    flags += ["--optimizer.muon-row-beta", "0.9", "--training.average-last", "0.25"]
+    flags += ["--optimizer.embedding.weight-decay", "0.0", "--optimizer.cautious-decay", "True"]
+    found = override(Settings(), flags, "run_200m")
+    assert found.optimizer == OptimizerConfig(
+        head=Group(learning_rate=0.004),
+        matrices=Group(kind="muon"),
+        embedding=Group(weight_decay=0.0),
+        muon_row_beta=0.9,
+        cautious_decay=True,
+    )
+    assert found.training == dataclasses.replace(FORCED, average_last=0.25)
 
 
 def test_sequences_that_are_there_give_the_exact_number_of_steps():

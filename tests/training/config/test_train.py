@@ -9,9 +9,12 @@ import pytest
 
 from models.shape import presets
 from models.shape.config import TransformerConfig, YarnScaling
+from models.shape.validation import from_plain
 from pipeline.errors import InputError
 from pipeline.identity.fingerprint import canonical, digest, identity_fields
-from training.config import OptimizerConfig, Parallelism, TrainConfig
+from training.config import Group, OptimizerConfig, Parallelism, TrainConfig
+from training.config.optimizer import POLAR_STEPS, ROLES
+from training.sharding.newton_schulz import POLAR_EXPRESS
 
 TRAIN = {"steps": 10, "batch_size": 4, "sequence_length": 32}
 
@@ -64,6 +67,17 @@ def test_a_run_that_is_short_for_its_ema_is_warned_of():
         ("lion_beta2", float("nan")),
         ("epsilon", 0.0),
         ("weight_decay", float("nan")),
+        ("decay_shape", "cosine"),
+        ("weight_decay_schedule", "wsd"),
+        ("cautious_decay", "yes"),
+        ("muon_iteration", "polar"),
+        ("muon_row_beta", 1.0),
+        ("muon_momentum_start", 0.85),
+        ("muon_momentum_warmup", 400),
+        ("muon_momentum_end", 0.9),
+        ("head", {"learning_rate": 0.004}),
+        ("head", Group(kind="muon")),
+        ("vectors", Group(kind="muon")),
     ],
 )
 def test_optimizer_config_refuses(field, value):
@@ -77,9 +91,15 @@ def test_muons_rate_needs_a_schedule_to_follow():
     """It is a multiple of learning_rate, so that cannot be zero."""
     with pytest.raises(InputError, match=r"muon_learning_rate.*learning_rate above 0"):
         OptimizerConfig(learning_rate=0.0, muon_learning_rate=0.02)
-    assert OptimizerConfig(learning_rate=0.0, muon_learning_rate=0.0).muon_ratio == 1.0
-    assert OptimizerConfig(learning_rate=0.004, muon_learning_rate=0.02).muon_ratio == 5.0
-    assert OptimizerConfig(learning_rate=0.004).muon_ratio == 1.0
+    muon = {"kind": "muon", "learning_rate": 0.004}
+    assert OptimizerConfig(**{**muon, "learning_rate": 0.0}).rate_ratio("matrices") == 1.0
+    assert OptimizerConfig(**muon, muon_learning_rate=0.02).rate_ratio("matrices") == 5.0
+    assert OptimizerConfig(**muon, muon_learning_rate=0.02).rate_ratio("head") == 1.0
+    assert OptimizerConfig(**muon).rate_ratio("matrices") == 1.0
+    own = OptimizerConfig(**muon, muon_learning_rate=0.02, matrices=Group(learning_rate=0.04))
+    assert own.rate_ratio("matrices") == 10.0
+    with pytest.raises(InputError, match=r"head.learning_rate.*learning_rate above 0"):
+        OptimizerConfig(learning_rate=0.0, head=Group(learning_rate=0.02))
 
 
 @pytest.mark.parametrize(
@@ -94,6 +114,80 @@ def test_bfloat16_moments_that_would_never_fade_are_refused(kind, field):
     other = "lion" if kind == "adamw" else "adamw"
     if field != "beta1":
         OptimizerConfig(kind=other, moment_dtype="bfloat16", **{field: 0.999})
+
+
+@pytest.mark.parametrize(
+    ("fields", "name"),
+    [
+        ({"head": Group(beta2=0.999)}, "head.beta2"),
+        ({"head": Group(kind="lion"), "lion_beta2": 0.999}, "lion_beta2"),
+        ({"matrices": Group(kind="muon"), "muon_momentum": 0.999}, "muon_momentum"),
+        ({"kind": "muon", "muon_row_beta": 0.999}, "muon_row_beta"),
+    ],
+)
+def test_bfloat16_moments_of_groups_must_fade_too(fields, name):
+    """A decay of one role's moments is refused by its own name, and allowed in float32."""
+    OptimizerConfig(**fields)
+    with pytest.raises(InputError, match=rf"OptimizerConfig.{name}: bfloat16"):
+        OptimizerConfig(moment_dtype="bfloat16", **fields)
+
+
+def test_polar_express_has_coefficients_for_five_iterations():
+    """More are refused for it, and taken for Newton-Schulz."""
+    assert len(POLAR_EXPRESS) == POLAR_STEPS
+    OptimizerConfig(muon_steps=POLAR_STEPS + 1)
+    OptimizerConfig(muon_steps=POLAR_STEPS, muon_iteration="polar_express")
+    with pytest.raises(InputError, match=r"muon_steps: .* for 5 iterations, found 6"):
+        OptimizerConfig(muon_steps=POLAR_STEPS + 1, muon_iteration="polar_express")
+
+
+def test_a_role_has_its_own_settings_before_those_of_its_kind():
+    """What a group leaves out is the configuration's, by the kind that the role has."""
+    config = OptimizerConfig(
+        kind="muon",
+        learning_rate=1e-3,
+        muon_learning_rate=2e-2,
+        lion_beta1=0.8,
+        head=Group(learning_rate=4e-3, beta1=0.7),
+        vectors=Group(kind="lion", weight_decay=0.0),
+        input_scale=Group(),
+    )
+    given = {"weight_decay": 0.1, "beta1": 0.9, "beta2": 0.95, "epsilon": 1e-8}
+    assert config.group("head") == Group(
+        **{**given, "kind": "adamw", "learning_rate": 4e-3, "beta1": 0.7}
+    )
+    lion = {"kind": "lion", "weight_decay": 0.0, "beta1": 0.8, "beta2": 0.99}
+    assert config.group("vectors") == Group(**{**given, **lion, "learning_rate": 1e-3})
+    assert config.group("matrices") == Group(**given, kind="muon", learning_rate=2e-2)
+    shared = {role: "adamw" for role in ROLES}
+    own = {"head": "head", "vectors": "vectors"}
+    assert config.labels == {**shared, "matrices": "muon", **own}
+    assert set(OptimizerConfig(kind="lion").labels.values()) == {"lion"}
+
+
+def test_groups_survive_json():
+    """A configuration written by a run or sent to a compiler comes back equal, groups included."""
+    config = OptimizerConfig(
+        kind="muon", head=Group(learning_rate=4e-3), vectors=Group(kind="lion")
+    )
+    read = json.loads(json.dumps(dataclasses.asdict(config)))
+    assert from_plain(OptimizerConfig, read) == config
+    del read["matrices"]  # of a version without it
+    assert from_plain(OptimizerConfig, read) == config
+
+
+def test_the_average_of_the_last_steps_fits_the_run_and_is_the_only_one():
+    """A fraction or a number of steps, no more than there are, without an EMA."""
+    found = [TrainConfig(**TRAIN, average_last=part).averaged_steps for part in (0, 0.25, 0.3, 4)]
+    assert found == [0, 2, 3, 4]
+    for changes, words in (
+        ({"average_last": 2.5}, "average_last: expected a fraction .* found 2.5"),
+        ({"average_last": 11}, "average_last: 11 last steps are more than the 10 of the run"),
+        ({"average_last": 2, "ema": 0.9}, "expected one average .* ema 0.9 and average_last 2"),
+    ):
+        with pytest.raises(InputError, match=words):
+            TrainConfig(**{**TRAIN, **changes})
+    assert TrainConfig(batch_size=4, average_last=150).averaged_steps == 150  # steps by a budget
 
 
 RUNTIME = {

@@ -15,7 +15,8 @@ from tests.training import tiny
 from training.config import OptimizerConfig
 from training.config.optimizer import KINDS, LARGEST_BFLOAT16_BETA
 from training.cost.memory_estimate import optimizer_bytes
-from training.optimizer import build, decay_mask, keep_moments_in
+from training.optimizer import build, keep_moments_in
+from training.parameter_roles import decay_mask
 from training.sharding.layout import is_named
 
 

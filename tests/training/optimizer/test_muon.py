@@ -13,8 +13,10 @@ from models.transformer import Transformer
 from tests.training import tiny
 from training.checkpoint.tree_names import flatten
 from training.config import AxisRules, OptimizerConfig, Parallelism
-from training.optimizer import build, matrix_axes, muon_labels
+from training.optimizer import build
+from training.parameter_roles import matrix_axes, role_of
 from training.sharding.layout import is_named, make_layout
+from training.sharding.newton_schulz import newton_schulz as iterated
 from training.sharding.newton_schulz import orthogonalize
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # https://kellerjordan.github.io/posts/muon
@@ -129,7 +131,8 @@ def test_eight_devices_share_the_matrices(parallel, dtype, error):
     given = draw(np.random.default_rng(1), layers=3)
     layout = make_layout(jax.devices(), Parallelism(**parallel))
     shardings = layout.shardings(named(given))
-    run = functools.partial(orthogonalize, steps=5, dtype=dtype)
+    one = functools.partial(iterated, steps=5)
+    run = functools.partial(orthogonalize, one=one, dtype=dtype)
     shared = jax.jit(functools.partial(run, layout=layout), in_shardings=(shardings,))(named(given))
     alone = jax.jit(run)(named(given))
     for name, (_, inputs) in MATRICES.items():
@@ -165,21 +168,52 @@ def array(*axes):
 
 
 @pytest.mark.parametrize(
-    ("name", "axes", "label"),
+    ("name", "axes", "role"),
     [
-        ("fused", ("layers", "embed", "gate_up", "mlp"), "muon"),
-        ("head", ("vocab", "embed"), "adamw"),
-        ("position_embedding", ("position", "embed"), "adamw"),
-        ("value_embedding", ("layers", "vocab", "embed"), "adamw"),
-        ("query_bias", ("layers", "kv_heads", "q_per_kv", "head_size"), "adamw"),
-        ("output_bias", ("layers", "embed"), "adamw"),
-        ("query_norm", ("layers", "kv_heads", "head_size"), "adamw"),
-        ("gains", ("layers", "kv_heads", "head_size"), "adamw"),
+        ("fused", ("layers", "embed", "gate_up", "mlp"), "matrices"),
+        ("head", ("vocab", "embed"), "head"),
+        ("embedding", ("vocab", "embed"), "embedding"),
+        ("position_embedding", ("position", "embed"), "embedding"),
+        ("value_embedding", ("layers", "vocab", "embed"), "value_embedding"),
+        ("value_gate", ("layers", "embed", "kv_heads"), "vectors"),
+        ("residual_scale", ("layers",), "residual_scale"),
+        ("input_scale", ("layers",), "input_scale"),
+        ("embedding_norm", ("embed",), "vectors"),
+        ("query_bias", ("layers", "kv_heads", "q_per_kv", "head_size"), "vectors"),
+        ("output_bias", ("layers", "embed"), "vectors"),
+        ("query_norm", ("layers", "kv_heads", "head_size"), "vectors"),
+        ("gains", ("layers", "kv_heads", "head_size"), "vectors"),
     ],
 )
-def test_only_matrices_of_blocks_are_muons(name, axes, label):
-    """Name and axes decide; what is no matrix between "embed" and something else is AdamW's."""
-    assert muon_labels({name: array(*axes)}) == {name: label}
+def test_names_and_axes_decide_the_role(name, axes, role):
+    """What is no matrix between "embed" and something else is none of Muon's."""
+    for tree in ({name: array(*axes)}, {"blocks": {"stacked": {name: array(*axes)}}}):
+        assert jax.tree.leaves(roles(tree)) == [role]
+
+
+def roles(tree):
+    """The role of every parameter of a tree."""
+    return jax.tree_util.tree_map_with_path(role_of, tree, is_leaf=is_named)
+
+
+def test_every_parameter_of_a_model_has_its_role():
+    """Of a model with all that a model may have today, by the last name on its path."""
+    config = dataclasses.replace(
+        tiny.MODEL, tied=False, positions="learned", context=32, biases=True, qk_norm=True
+    )
+    model = jax.eval_shape(lambda key: Transformer.init(config, key=key), jax.random.key(0))
+    found = {}
+    for path, leaf in jax.tree_util.tree_flatten_with_path(model, is_leaf=is_named)[0]:
+        name = jax.tree_util.keystr(path, simple=True, separator=".")
+        found.setdefault(role_of(path, leaf), set()).add(name)
+    assert found.keys() == {"matrices", "embedding", "head", "vectors"}
+    assert found["embedding"] == {"embedding", "position_embedding"}
+    assert found["head"] == {"head"}
+    assert {name.split(".")[-2] for name in found["matrices"] if name.endswith(".matrix")} == {
+        *("query", "key", "value", "output", "gate", "up", "down")
+    }
+    assert len(found["matrices"]) == 7
+    assert all("norm" in name or "bias" in name for name in found["vectors"])
 
 
 def test_the_models_matrices_are_seen_inputs_first():
@@ -187,9 +221,8 @@ def test_the_models_matrices_are_seen_inputs_first():
     model = jax.eval_shape(lambda key: Transformer.init(tiny.MODEL, key=key), jax.random.key(0))
     found = {}
     paths = jax.tree_util.tree_flatten_with_path(model, is_leaf=is_named)[0]
-    kinds = jax.tree.leaves(muon_labels(model))
-    for (path, leaf), kind in zip(paths, kinds, strict=True):
-        if kind == "muon":
+    for (path, leaf), role in zip(paths, jax.tree.leaves(roles(model)), strict=True):
+        if role == "matrices":
             sides = [[leaf.axes[i].name for i in side] for side in matrix_axes(leaf)]
             found[jax.tree_util.keystr(path).split(".")[-2]] = sides
     heads, kv = ["kv_heads", "q_per_kv", "head_size"], ["kv_heads", "head_size"]

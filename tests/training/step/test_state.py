@@ -54,6 +54,49 @@ def test_the_average_follows_the_applied_parameters():
 
 
 @pytest.mark.slow
+def test_the_mean_of_the_last_steps_is_that_of_their_parameters():
+    """Up to the first of the last three steps the average is the model, then NumPy's mean of the
+    applied ones; a step not applied leaves it alone."""
+    program = tiny.program(average_last=0.5)
+    state, last = program.init(), []
+    for step in range(tiny.TRAIN.steps):
+        if step == 4:  # in the middle of the last ones
+            bad = jax.tree.map(jnp.copy, state)
+            bad = dataclasses.replace(bad, model=_spoiled(bad.model, np.nan))
+            bad, _ = program.step(bad, placed(program, tiny.random_tokens(step)))
+            assert tiny.equal((bad.ema, bad.averaged), (state.ema, state.averaged))
+            state = dataclasses.replace(state, step=bad.step, skipped=bad.skipped)
+            continue
+        state, _ = program.step(state, placed(program, tiny.random_tokens(step)))
+        model = [np.array(x, np.float64) for x in jax.tree.leaves(state.model)]
+        last = [*last, model] if step > 3 else [model]
+        for a, *models in zip(jax.tree.leaves(state.ema), *last, strict=True):
+            np.testing.assert_allclose(a, np.mean(models, axis=0), rtol=1e-5, atol=1e-7)
+    assert (int(state.averaged), int(state.applied)) == (2, 5)
+    assert state.eval_params is state.ema
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("done", [4, 6])
+def test_a_run_that_is_continued_averages_its_own_last_steps(done):
+    """Its last four steps begin after step 5. Continued at 6 of another run's six, whose mean is of
+    three, that mean stands for the one step in both; continued before, it has no weight."""
+    short, longer = tiny.program(average_last=3), tiny.program(average_last=4, steps=9)
+    state = short.init()
+    for step in range(done):
+        state, _ = short.step(state, placed(short, tiny.random_tokens(step)))
+    held = [np.array(x, np.float64) for x in jax.tree.leaves(state.ema)]
+    models = [held] if done == 6 else []
+    for step in range(done, 9):
+        state, _ = longer.step(state, placed(longer, tiny.random_tokens(step)))
+        if step >= 5:
+            models.append([np.array(x, np.float64) for x in jax.tree.leaves(state.model)])
+    for a, *each in zip(jax.tree.leaves(state.ema), *models, strict=True):
+        np.testing.assert_allclose(a, np.mean(each, 0), rtol=1e-5, atol=1e-7)
+    assert int(state.averaged) == 4
+
+
+@pytest.mark.slow
 def test_a_spike_is_skipped_and_counted_and_ordinary_steps_are_not():
     """After many batches of one token, a batch of random ones is not applied."""
     program = tiny.program(spike_guard=1.2)
