@@ -179,6 +179,9 @@ class TransformerConfig:
 
     def __post_init__(self) -> None:
         check_fields(self)
+        for name in ("residual_scale", "input_scale"):  # a list passes, and has no hash
+            if isinstance(ends := getattr(self, name), list):
+                object.__setattr__(self, name, tuple(ends))
         owner = "TransformerConfig"
         if self.heads % self.kv_heads:
             raise InputError(

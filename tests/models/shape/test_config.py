@@ -164,6 +164,13 @@ def test_odd_heads_need_no_rotation():
     assert small.config(positions="learned", context=8, head_size=7).head_size == 7
 
 
+def test_a_list_of_two_numbers_is_a_pair():
+    """As from JSON; plans look shapes up by their hash."""
+    assert hash(small.config(input_scale=[0.2, 0.05])) == hash(
+        small.config(input_scale=(0.2, 0.05))
+    )
+
+
 def test_positional_arguments_are_refused():
     """A shape is only ever given by name."""
     with pytest.raises(TypeError):
