@@ -21,7 +21,10 @@ SHAPE = TransformerConfig(
     vocab_size=VOCAB, layers=1, embed=64, heads=4, kv_heads=2, head_size=16, mlp=128
 )
 GPT2 = {"norm": "layer", "biases": True, "mlp_kind": "gelu", "positions": "learned", "context": 64}
+RECIPE = {"layers": 2, "value_embeddings": "alternate", "embedding_norm": True}
+RECIPE |= {"input_scale": (0.2, 0.05), "residual_scale": (1.15, 1.05)}
 SHAPES = {
+    "recipe": dataclasses.replace(SHAPE, **RECIPE),
     "tied": SHAPE,
     "untied": dataclasses.replace(SHAPE, tied=False),
     "gpt2": dataclasses.replace(SHAPE, **GPT2, qk_norm=False, kv_heads=4),
