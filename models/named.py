@@ -28,6 +28,6 @@ from haliax import (
     where,
     zeros,
 )
-from haliax.nn import Stacked, gelu, silu
+from haliax.nn import Stacked, gelu, sigmoid, silu
 from haliax.partitioning import set_mesh
-from haliax.random import truncated_normal
+from haliax.random import truncated_normal, uniform

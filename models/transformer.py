@@ -31,13 +31,14 @@ from models.layers.axes import (
     ModelAxes,
     model_axes,
 )
-from models.layers.block import Attention, Mlp, rotary_angles
+from models.layers.block import Attention, Mlp, mixed, rotary_angles
 from models.layers.embedding import look_up, take_rows
-from models.layers.linear import truncated
+from models.layers.linear import per_layer, truncated
 from models.layers.norms import Norm
 from models.layers.scan_layers import apply_layers, checkpoint_policy
+from models.layers.value_embedding import NO_VALUES, Values, add_rows, rows_of, tables_and_gates
 from models.named import Axis, NamedArray
-from models.shape.config import TransformerConfig
+from models.shape.config import Kind, TransformerConfig
 from models.shape.footprint import cycles_of
 from models.shape.remat_names import BLOCK_INPUT
 from pipeline.errors import InputError
@@ -73,35 +74,53 @@ DEFAULT = Forward()
 
 
 class Block(eqx.Module):
-    """x + attention(norm(x)), then the same with the MLP."""
+    """x + attention(norm(x)), then the same with the MLP; before it the mix of `mixed`."""
 
     attention_norm: Norm
     attention: Attention
     mlp_norm: Norm
     mlp: Mlp
+    residual_scale: NamedArray | None  # float32 scalar, as is the next
+    input_scale: NamedArray | None
 
     @staticmethod
-    def init(config: TransformerConfig, axes: ModelAxes, *, key: jax.Array) -> Block:
-        """Float32 parameters."""
+    def init(
+        config: TransformerConfig,
+        axes: ModelAxes,
+        scales: tuple[NamedArray | None, NamedArray | None],
+        *,
+        key: jax.Array,
+    ) -> Block:
+        """Float32 parameters; `scales` are those of the residual stream and of the input."""
         attention, mlp = jax.random.split(key, 2)
         return Block(
             attention_norm=Norm.init(axes.Embed, config),
             attention=Attention.init(config, axes, key=attention),
             mlp_norm=Norm.init(axes.Embed, config),
             mlp=Mlp.init(config, axes, key=mlp),
+            residual_scale=scales[0],
+            input_scale=scales[1],
         )
 
     def __call__(
-        self, x: NamedArray, angles: NamedArray | None, attend: Attend
+        self,
+        x: NamedArray,
+        angles: NamedArray | None,
+        attend: Attend,
+        start: NamedArray | None = None,
+        values: Values = NO_VALUES,
     ) -> tuple[NamedArray, tuple[NamedArray, NamedArray]]:
         """The residual stream after the block, and the block's keys and values for a KV cache.
 
         `angles` are those of `Attention.heads`; `attend` is attention between the positions of `x`,
-        or to a KV cache. The result has the axes of `x`, in their order, and its dtype.
+        or to a KV cache; `start` is the first block's input. The result has the axes of `x`, in
+        their order, and its dtype.
         """
         x = hax.tree_checkpoint_name(x, BLOCK_INPUT)
+        x = mixed(x, start, self.residual_scale, self.input_scale)
         attention_input = hax.tree_checkpoint_name(self.attention_norm(x), "attention_input")
         q, k, v = self.attention.heads(attention_input, angles)
+        v = add_rows(v, attention_input, values)
         x = x + self.attention.merge(attend(q, k, v), attention_input)
         x = hax.tree_checkpoint_name(hax.auto_sharded(x), "mlp_input")
         return hax.auto_sharded(x + self.mlp(self.mlp_norm(x))), (k, v)
@@ -111,6 +130,8 @@ class Transformer(eqx.Module):
     """A decoder-only language model."""
 
     embedding: NamedArray  # [vocab, embed]
+    value_embedding: NamedArray | None  # as value_gate, see `tables_and_gates`
+    value_gate: NamedArray | None
     position_embedding: NamedArray | None  # [position, embed]; None with rotary positions
     blocks: hax.Stacked[Block]  # along "layers"
     final_norm: Norm
@@ -124,16 +145,20 @@ class Transformer(eqx.Module):
         embedding, blocks, of_head = jax.random.split(key, 3)
         table = (axes.Vocab, axes.Embed)
         stack = hax.Stacked.init(axes.Layers, Block)
-        learned = None
+        scales = per_layer(config.residual_scale, axes), per_layer(config.input_scale, axes)
+        value_embedding, value_gate = tables_and_gates(embedding, config, axes)
+        learned, head_std = None, config.head_std or config.embedding_std
         if config.context is not None:
             rows = (Axis(POSITION, config.context), axes.Embed)
             learned = truncated(jax.random.fold_in(embedding, 1), rows, config.embedding_std)
         return Transformer(
             embedding=truncated(embedding, table, config.embedding_std),
+            value_embedding=value_embedding,
+            value_gate=value_gate,
             position_embedding=learned,
-            blocks=stack(config, axes, key=jax.random.split(blocks, config.layers)),
+            blocks=stack(config, axes, scales, key=jax.random.split(blocks, config.layers)),
             final_norm=Norm.init(axes.Embed, config),
-            head=None if config.tied else truncated(of_head, table, config.embedding_std),
+            head=None if config.tied else truncated(of_head, table, head_std),
             config=config,
         )
 
@@ -166,6 +191,7 @@ class Transformer(eqx.Module):
         if segment_ids is not None and self.position_embedding is not None:
             restarts = _positions_in(segment_ids)
         x, angles = self.embed(tokens, order, forward.mesh_axes, restarts)
+        values, start = self.values(tokens, order, forward.mesh_axes), x
         attention = partial(
             attend,
             backend=forward.backend,
@@ -173,21 +199,31 @@ class Transformer(eqx.Module):
             interpret=forward.interpret,
         )
 
-        def apply(block: Block, x: NamedArray, window: int | None) -> NamedArray:
+        def apply(layer: tuple[Block, Values], x: NamedArray, kind: Kind) -> NamedArray:
+            block, values = layer
             block = block if forward.gather is None else forward.gather(block)
-            mask = Mask(window, self.config.attention_soft_cap, segment_ids, self.config.qk_norm)
-            return block(x, angles, partial(attention, mask=mask))[0]
+            small = self.config.small_scores
+            mask = Mask(kind[0], self.config.attention_soft_cap, segment_ids, small)
+            return block(x, angles, partial(attention, mask=mask), start, values)[0]
 
         policy = checkpoint_policy(forward.remat)
-        windows, unroll = self.config.windows, forward.unroll
+        kinds, unroll = self.config.kinds, forward.unroll
         if policy is not None:
             # Forward and backward pass are separate scans, so XLA's CSE cannot merge the
             # recomputation with the forward pass. But where the scan's body has several blocks, XLA
             # would without `prevent_cse` recompute all of them before the last one needs it.
-            several = unroll > 1 or cycles_of(windows) != (1, len(windows))
+            several = unroll > 1 or cycles_of(kinds) != (1, len(kinds))
             apply = eqx.filter_checkpoint(apply, policy=policy, prevent_cse=several)
-        x = apply_layers(self.blocks.stacked, x, apply, windows, unroll=unroll)
+        layers, owners = (self.blocks.stacked, values), self.config.value_layers
+        x = apply_layers(layers, x, apply, kinds, unroll=unroll, owners=owners)
         return self.final_norm(x)
+
+    def values(
+        self, tokens: NamedArray, order: tuple[str, ...], mesh_axes: MeshAxes | None = None
+    ) -> Values:
+        """Rows for int32 tokens [batch, ...], see `rows_of`, and gates of the layers with both."""
+        table = self.value_embedding
+        return None if table is None else rows_of(table, tokens, order, mesh_axes), self.value_gate
 
     def embed(
         self,
@@ -206,7 +242,8 @@ class Transformer(eqx.Module):
         table = self.embedding.rearrange((VOCAB, EMBED))
         rows = look_up(table.array, tokens.array, mesh_axes)
         x = hax.named(rows, (*tokens.axes, table.resolve_axis(EMBED)))
-        x = self.normalised(x)
+        if self.config.embedding_norm:
+            x = Norm(None, None, EMBED, False, self.config.norm_epsilon)(x)
         if self.position_embedding is None:
             config, axes = self.config, model_axes(self.config)
             angles = rotary_angles(at, axes.HeadSize, config.rope_base, config.rope_scaling)
@@ -227,12 +264,6 @@ class Transformer(eqx.Module):
         # In float32, as then is the sum over the batch that is their gradient.
         wide = x.astype(jnp.float32) + learned.astype(jnp.float32)
         return hax.auto_sharded(wide.astype(x.dtype).rearrange(order)), None
-
-    def normalised(self, embedded: NamedArray) -> NamedArray:
-        """`embedded`, normalized if `TransformerConfig.embedding_norm` is set."""
-        if not self.config.embedding_norm:
-            return embedded
-        return Norm(None, None, EMBED, False, self.config.norm_epsilon)(embedded)
 
     def logits(
         self,

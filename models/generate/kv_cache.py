@@ -34,9 +34,10 @@ from models.layers.axes import (
     TOKENS_FIRST,
     model_axes,
 )
-from models.layers.scan_layers import collect_layers
+from models.layers.scan_layers import collect_layers, split_layers
+from models.layers.value_embedding import NO_VALUES, Values
 from models.named import Axis, NamedArray
-from models.shape.config import TransformerConfig
+from models.shape.config import Kind, TransformerConfig
 from models.transformer import Block, Transformer
 
 SLOTS = (BATCH, KV_HEADS, POSITION, HEAD_SIZE)
@@ -73,17 +74,22 @@ def prefill(
     `tokens` are int32 [batch, position], rows padded at the end with any id; hidden states [batch,
     position, embed] are valid up to the last token of each row. The cache has `positions` slots.
     """
-    x, angles = model.embed(tokens, TOKENS_FIRST)
+    start, angles = model.embed(tokens, TOKENS_FIRST)
 
     def one_layer(
-        block: Block, x: NamedArray, window: int | None
+        layer: tuple[Block, Values], x: NamedArray, kind: Kind
     ) -> tuple[NamedArray, tuple[Array, Array]]:
-        mask = Mask(window, model.config.attention_soft_cap)
-        attention = partial(attend, mask=mask, backend=backend)
-        x, (k, v) = block(x, angles, attention)
+        block, of_tokens = layer
+        attention = partial(
+            attend, mask=Mask(kind[0], model.config.attention_soft_cap), backend=backend
+        )
+        x, (k, v) = block(x, angles, attention, start, of_tokens)
         return x, (k.rearrange(SLOTS).array, v.rearrange(SLOTS).array)
 
-    x, (keys, values) = collect_layers(model.blocks.stacked, x, one_layer, model.config.windows)
+    stacked, config = (model.blocks.stacked, model.values(tokens, TOKENS_FIRST)), model.config
+    x, (keys, values) = collect_layers(
+        stacked, start, one_layer, config.kinds, owners=config.value_layers
+    )
     cache = KVCache(_pad_slots(keys, model, positions), _pad_slots(values, model, positions))
     return model.final_norm(x), cache
 
@@ -112,37 +118,46 @@ def decode(
     """
     Batch = Axis(BATCH, tokens.shape[0])
     here = hax.named(positions, Batch)
-    x, angles = model.embed(hax.named(tokens, Batch), (BATCH, EMBED), positions=here)
+    named, config = hax.named(tokens, Batch), model.config
+    start, angles = model.embed(named, (BATCH, EMBED), positions=here)
 
     def one_layer(
-        layer: tuple[Any, ...], x: NamedArray, window: int | None
+        layer: tuple[Any, ...], x: NamedArray, kind: Kind
     ) -> tuple[NamedArray, tuple[NamedArray, NamedArray]]:
-        block, past_keys, past_values = layer
+        (block, of_token), past_keys, past_values = layer
         attention = partial(
             attend_to_past,
             past_keys=past_keys,
             past_values=past_values,
             positions=positions,
-            window=window,
-            soft_cap=model.config.attention_soft_cap,
+            window=kind[0],
+            soft_cap=config.attention_soft_cap,
         )
-        x, (k, v) = block(x, angles, attention)
+        x, (k, v) = block(x, angles, attention, start, of_token)
         return x, (_write(past_keys, k, positions), _write(past_values, v, positions))
 
-    windows = model.config.windows
+    x, of_tokens = start, model.values(named, (BATCH, EMBED))
     if blocks is None:
-        x, (keys, values) = _scanned(model.blocks.stacked, cache, x, one_layer, windows)
+        stacked = model.blocks.stacked, of_tokens
+        x, (keys, values) = _scanned(stacked, cache, x, one_layer, config)
     else:
+        own = iter(split_layers(of_tokens) if any(config.value_layers) else ())
+        of_layers = [next(own) if owner else NO_VALUES for owner in config.value_layers]
         made = []
-        for *layer, window in zip(blocks, cache.keys, cache.values, windows, strict=True):
-            x, written = one_layer(tuple(layer), x, window)
+        both = zip(blocks, of_layers, strict=True)
+        for *layer, kind in zip(both, cache.keys, cache.values, config.kinds, strict=True):
+            x, written = one_layer(tuple(layer), x, kind)
             made.append(written)
         keys, values = zip(*made, strict=True)
     return model.final_norm(x), KVCache(tuple(keys), tuple(values))
 
 
 def _scanned(
-    stacked: Block, cache: KVCache, x: NamedArray, one_layer: Any, windows: tuple[int | None, ...]
+    stacked: tuple[Block, Values],
+    cache: KVCache,
+    x: NamedArray,
+    one_layer: Any,
+    config: TransformerConfig,
 ) -> tuple[NamedArray, tuple[list[NamedArray], ...]]:
     """`x` after all layers, whose parameters stay stacked, and each layer's keys and values."""
     slots = cache.keys[0].axes
@@ -151,12 +166,12 @@ def _scanned(
         for each in (cache.keys, cache.values)
     ]
 
-    def arrays(layer: Any, x: NamedArray, window: int | None) -> tuple[NamedArray, Any]:
-        x, written = one_layer(layer, x, window)
+    def arrays(layer: Any, x: NamedArray, kind: Kind) -> tuple[NamedArray, Any]:
+        x, written = one_layer(layer, x, kind)
         return x, tuple(each.rearrange(slots).array for each in written)
 
-    x, made = collect_layers((stacked, *past), x, arrays, windows)
-    return x, tuple([hax.named(each[i], slots) for i in range(len(windows))] for each in made)
+    x, made = collect_layers((stacked, *past), x, arrays, config.kinds, owners=config.value_layers)
+    return x, tuple([hax.named(each[i], slots) for i in range(config.layers)] for each in made)
 
 
 def attend_to_past(

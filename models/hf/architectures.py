@@ -20,7 +20,13 @@ from models.shape.config import TransformerConfig, YarnScaling
 from pipeline.errors import InputError
 
 _FILE = "config.json: "
-_PLAIN = {"attention_soft_cap": None, "logit_soft_cap": None, "embedding_norm": False}
+_ALL = {
+    "query_key_scale": 1.0,
+    "residual_scale": None,
+    "input_scale": None,
+    "value_embeddings": "none",
+}
+_PLAIN = {"attention_soft_cap": None, "logit_soft_cap": None, "embedding_norm": False, **_ALL}
 _ROTARY = {"mlp_kind": "swiglu", "norm": "rms", "positions": "rotary", **_PLAIN}
 
 
@@ -223,6 +229,7 @@ ARCHITECTURES = (
             "qkv_biases": False,
             "attention_soft_cap": None,
             "embedding_norm": True,
+            **_ALL,
         },
         also=_nanochat_also,
         write=config_json.write_nanochat,

@@ -131,6 +131,7 @@ KV_FEATURES = "kv_features"
 MLP = "mlp"
 VOCAB = "vocab"
 LAYERS = "layers"
+GATE = "gate_inputs"
 
 TOKENS_FIRST = (BATCH, POSITION, EMBED)
 FEATURES_FIRST = (EMBED, BATCH, POSITION)

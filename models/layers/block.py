@@ -99,6 +99,21 @@ def rotate(x: NamedArray, angles: NamedArray, scale: float = 1.0) -> NamedArray:
     return rotated.rearrange(x.axes).astype(x.dtype)
 
 
+def mixed(
+    x: NamedArray, start: NamedArray | None, of_x: NamedArray | None, of_start: NamedArray | None
+) -> NamedArray:
+    """of_x * x + of_start * start with learnt scalars, in float32; None is 1 for x and 0 for start.
+
+    The axes, in their order, and the dtype are those of `x`.
+    """
+    if of_x is None and of_start is None:
+        return x
+    wide = x.astype(jnp.float32) if of_x is None else x.astype(jnp.float32) * of_x
+    if start is not None and of_start is not None:
+        wide = wide + start.astype(jnp.float32) * of_start
+    return hax.auto_sharded(wide.rearrange(x.axes).astype(x.dtype))
+
+
 QUERY_AXES = (KV_HEADS, Q_PER_KV, HEAD_SIZE)
 KV_AXES = (KV_HEADS, HEAD_SIZE)
 
@@ -191,10 +206,10 @@ class Mlp(eqx.Module):
     def init(config: TransformerConfig, axes: ModelAxes, *, key: jax.Array) -> Mlp:
         """Float32 parameters."""
         gate, up, down = jax.random.split(key, 3)
-        wide = ((axes.Embed,), (axes.Mlp,), config)
+        wide, scale = ((axes.Embed,), (axes.Mlp,), config), config.mlp_init_scale
         return Mlp(
-            gate=linear(gate, *wide) if config.mlp_kind == "swiglu" else None,
-            up=linear(up, *wide),
+            gate=linear(gate, *wide, scale=scale) if config.mlp_kind == "swiglu" else None,
+            up=linear(up, *wide, scale=scale),
             down=residual_linear(down, (axes.Mlp,), (axes.Embed,), config),
             kind=config.mlp_kind,
         )

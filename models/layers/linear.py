@@ -12,7 +12,7 @@ Matrices are drawn from a normal distribution of standard deviation 1/sqrt(fan_i
 three of them (LeCun et al., 1998, "Efficient BackProp", section 4.6). The two of a block that write
 to the residual stream are divided by sqrt(2 * layers), so that the stream's variance does not grow
 with depth (GPT-2, Radford et al., 2019, section 2.3), or are zero with `zero_outputs`. The
-embedding and an untied head have a small fixed standard deviation (0.02 in GPT-2 and Llama), so
+embedding and an untied head have small fixed standard deviations (0.02 in GPT-2 and Llama), so
 that the first loss is near log(vocab).
 """
 
@@ -23,9 +23,11 @@ import math
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 import models.named as hax
+from models.layers.axes import ModelAxes
 from models.named import Axis, NamedArray
 from models.shape.config import TransformerConfig
 
@@ -71,12 +73,25 @@ def truncated(key: jax.Array, axes: Axes, std: float) -> NamedArray:
     return hax.truncated_normal(key, axes, -CUT, CUT, dtype=jnp.float32) * std
 
 
+def per_layer(ends: tuple[float, float] | None, axes: ModelAxes) -> NamedArray | None:
+    """Float32 [layers], linear from the first layer's number to the last one's; None for None."""
+    if ends is None:
+        return None
+    return hax.named(jnp.asarray(np.linspace(*ends, axes.Layers.size), jnp.float32), axes.Layers)
+
+
 def linear(
-    key: jax.Array, In: Axes, Out: Axes, config: TransformerConfig, *, bias: bool = False
+    key: jax.Array,
+    In: Axes,
+    Out: Axes,
+    config: TransformerConfig,
+    *,
+    bias: bool = False,
+    scale: float = 1.0,
 ) -> Linear:
-    """A matrix from `In` to `Out` at init_scale / sqrt(fan_in), with a zero bias if configured."""
+    """A matrix from `In` to `Out` at `scale` * init_scale / sqrt(fan_in); a bias is zero."""
     fan_in = math.prod(axis.size for axis in In)
-    matrix = truncated(key, (*In, *Out), config.init_scale / math.sqrt(fan_in))
+    matrix = truncated(key, (*In, *Out), scale * config.init_scale / math.sqrt(fan_in))
     return Linear(matrix, hax.zeros(Out) if config.biases or bias else None)
 
 

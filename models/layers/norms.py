@@ -1,11 +1,11 @@
-"""RMSNorm, LayerNorm, and mixed precision, from which norms are excepted.
+"""RMSNorm, LayerNorm, and mixed precision, from which norms and single numbers are excepted.
 
 RMSNorm (Zhang and Sennrich, 2019, arXiv:1910.07467): x / sqrt(mean(x^2) + epsilon) * weight.
 LayerNorm (Ba et al., 2016, arXiv:1607.06450): RMSNorm of x - mean(x), plus a bias.
 
 Parameters are created and updated in float32 and multiplied in the compute dtype. Statistics and
 weights of norms are float32 for every input dtype: they are a ten-thousandth of the parameters, and
-bfloat16's spacing just above 1.0 is 1/128.
+bfloat16's spacing just above 1.0 is 1/128. So are the learnt factors of a layer, one number each.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 import models.named as hax
+from models.layers.axes import LAYERS
 from models.named import Axis, NamedArray
 from models.shape.config import TransformerConfig
 
@@ -25,12 +26,13 @@ Tree = TypeVar("Tree")
 
 
 def cast(model: Tree, dtype: DTypeLike) -> Tree:
-    """`model` with every floating-point array in `dtype`, except the weights of norms."""
+    """`model` with every named array in `dtype`, except the weights of norms and single numbers."""
 
     def cast_node(node: Any) -> Any:  # a Norm is a leaf, and no array
-        return node.astype(dtype) if eqx.is_inexact_array(node) else node
+        number = isinstance(node, Norm) or all(axis.name == LAYERS for axis in node.axes)
+        return node if number else node.astype(dtype)
 
-    return jax.tree.map(cast_node, model, is_leaf=lambda node: isinstance(node, Norm))
+    return jax.tree.map(cast_node, model, is_leaf=lambda node: isinstance(node, Norm | NamedArray))
 
 
 class Norm(eqx.Module):

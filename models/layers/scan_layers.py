@@ -53,17 +53,20 @@ def apply_layers(
     kinds: Sequence[Kind],
     *,
     unroll: int = 1,
+    owners: Sequence[bool] = (),
 ) -> NamedArray:
     """`x` after all layers, where `apply(block, x, kind)` applies one; axes and dtype unchanged.
 
     The named arrays of `stacked` all have the axis "layers", and `kinds` are the layers' static
-    properties. The compiled loop applies `unroll` cycles of layers per iteration.
+    properties. The compiled loop applies `unroll` cycles of layers per iteration. An array with
+    fewer layers belongs to those that are true in `owners`, which follows from `kinds`; the others
+    get None for it.
     """
 
     def alone(block: Any, x: NamedArray, kind: Kind) -> tuple[NamedArray, None]:
         return apply(block, x, kind), None
 
-    return collect_layers(stacked, x, alone, kinds, unroll=unroll)[0]
+    return collect_layers(stacked, x, alone, kinds, unroll=unroll, owners=owners)[0]
 
 
 def collect_layers(
@@ -73,6 +76,7 @@ def collect_layers(
     kinds: Sequence[Kind],
     *,
     unroll: int = 1,
+    owners: Sequence[bool] = (),
 ) -> tuple[NamedArray, Out]:
     """`x` after all layers, as `apply_layers`, and the stacked outputs of the layers.
 
@@ -84,31 +88,36 @@ def collect_layers(
     named, structure = jax.tree.flatten(stacked, is_leaf=_is_named)
     layers_first = [leaf.rearrange((LAYERS, ...)) for leaf in named]
     axes = [leaf.axes[1:] for leaf in layers_first]
-    cycles = [
-        leaf.array[:scanned].reshape(count, period, *leaf.array.shape[1:]) for leaf in layers_first
-    ]
+    every = [True] * len(kinds)
+    own = [every if len(leaf.array) == len(kinds) else owners for leaf in layers_first]
 
-    def apply_each(
-        x: NamedArray, arrays: list[jax.Array], kinds: Sequence[Kind]
-    ) -> tuple[NamedArray, Any]:
-        """Apply one layer per kind; `arrays` and outputs have a leading axis of layers."""
-        outs = []
-        for i, kind in enumerate(kinds):
-            leaves = [hax.named(array[i], axes[n]) for n, array in enumerate(arrays)]
-            x, out = apply(jax.tree.unflatten(structure, leaves), x, kind)
+    def layers_of(leaf: NamedArray, own: Sequence[bool]) -> jax.Array:
+        return leaf.array[: sum(own[:scanned])].reshape(count, -1, *leaf.array.shape[1:])
+
+    cycles = [layers_of(leaf, of) for leaf, of in zip(layers_first, own, strict=True)]
+
+    def apply_each(x: NamedArray, arrays: list[jax.Array], layers: range) -> tuple[NamedArray, Any]:
+        """Apply these layers; `arrays` and outputs have a leading axis of them."""
+        outs, first = [], layers.start
+        for i in layers:
+            leaves = [
+                hax.named(array[sum(of[first:i])], names) if of[i] else None
+                for array, names, of in zip(arrays, axes, own, strict=True)
+            ]
+            x, out = apply(jax.tree.unflatten(structure, leaves), x, kinds[i])
             outs.append(out)
         return x, jax.tree.map(lambda *parts: jnp.stack(parts), *outs)
 
     def one_cycle(x: NamedArray, arrays: list[jax.Array]) -> tuple[NamedArray, Any]:
-        return apply_each(x, arrays, kinds[:period])
+        return apply_each(x, arrays, range(period))
 
     with jax.named_scope(LAYERS):  # identifies the loop over layers in a compiled program
         x, outs = jax.lax.scan(one_cycle, x, cycles, unroll=unroll)
     outs = jax.tree.map(lambda out: out.reshape(scanned, *out.shape[2:]), outs)
     if scanned == len(kinds):
         return x, outs
-    rest = [leaf.array[scanned:] for leaf in layers_first]
-    x, others = apply_each(x, rest, kinds[scanned:])
+    rest = [leaf.array[sum(of[:scanned]) :] for leaf, of in zip(layers_first, own, strict=True)]
+    x, others = apply_each(x, rest, range(scanned, len(kinds)))
     return x, jax.tree.map(lambda *parts: jnp.concatenate(parts), outs, others)
 
 

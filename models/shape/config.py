@@ -12,8 +12,21 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
-from models.shape.validation import AtLeastOne, Count, Positive, check_fields, from_plain
+from models.shape.tpu_tiles import SAFE
+from models.shape.validation import (
+    AtLeastOne,
+    Count,
+    NotNegative,
+    Positive,
+    check_fields,
+    from_plain,
+)
 from pipeline.errors import InputError
+
+Kind = tuple[int | None, bool]
+"""A layer's window, None for the whole sequence, and whether it has a table of values."""
+GATE_INPUTS = 12
+"""Features of a block's normalized input that the gate of value embeddings reads; as nanochat."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -102,8 +115,17 @@ class TransformerConfig:
         positions: "rotary", or "learned" (one added vector per position, up to `context`).
         context: rows of the learned positions; None with rotary ones.
         qk_norm: normalize queries and keys per head, before rotation.
+        query_key_scale: factor on the normalized queries and on the normalized keys (nanochat:
+            1.2).
         embedding_norm: divide each embedded token by its root mean square before the first block
             (nanochat); no weights.
+        residual_scale: learnt factors on the residual stream, one per layer, before each block;
+            initial values of the first and of the last layer, linear in between (nanochat: 1.15,
+            1.05). None for no factor.
+        input_scale: the same on the first block's input, which is added to the residual stream
+            before each block (nanochat: 0.2, 0.05). None to add nothing.
+        value_embeddings: "alternate" adds rows of tables to the values of every second layer, the
+            last included, see `models.layers.value_embedding`.
         tied: the embedding is also the output head.
         window_pattern: one letter per layer, repeated: "L" attends to the whole sequence, "S" only
             to the last `window` positions, own position included. The last layer is "L" if the
@@ -115,7 +137,9 @@ class TransformerConfig:
         logit_soft_cap: c in c * tanh(logits / c) over the vocabulary, None for no cap.
         attention_soft_cap: the same for attention scores.
         init_scale: factor on the initial standard deviation of every matrix of the blocks.
+        mlp_init_scale: a further factor on that of the MLP's input matrices (nanochat: 0.4).
         embedding_std: initial standard deviation of the embedding and of an untied head.
+        head_std: that of an untied head (nanochat: 0.001); None for `embedding_std`.
         zero_outputs: matrices that write to the residual stream start at zero.
     """
 
@@ -134,7 +158,11 @@ class TransformerConfig:
     positions: Literal["rotary", "learned"] = "rotary"
     context: Count | None = None
     qk_norm: bool = True
+    query_key_scale: Positive = 1.0
     embedding_norm: bool = False
+    residual_scale: tuple[NotNegative, NotNegative] | None = None
+    input_scale: tuple[NotNegative, NotNegative] | None = None
+    value_embeddings: Literal["none", "alternate"] = "none"
     tied: bool = True
     window_pattern: Annotated[str, Meta(pattern="^[LS]+$")] = "L"
     window: Count | None = None
@@ -144,7 +172,9 @@ class TransformerConfig:
     logit_soft_cap: Positive | None = None
     attention_soft_cap: Positive | None = None
     init_scale: Positive = 1.0
+    mlp_init_scale: Positive = 1.0
     embedding_std: Positive = 0.02
+    head_std: Positive | None = None
     zero_outputs: bool = False
 
     def __post_init__(self) -> None:
@@ -170,6 +200,16 @@ class TransformerConfig:
                 f"{owner}.context: expected a length exactly with positions='learned', "
                 f"found {self.context} with {self.positions!r}; set both or neither"
             )
+        if self.query_key_scale != 1 and not self.qk_norm:
+            raise InputError(
+                f"{owner}.query_key_scale: expected 1 without qk_norm, found "
+                f"{self.query_key_scale}; set qk_norm, or scale the initial values by init_scale"
+            )
+        if self.head_std is not None and self.tied:
+            raise InputError(
+                f"{owner}.head_std: expected None with tied=True, found {self.head_std}; a tied "
+                "head is the embedding: set embedding_std, or tied=False"
+            )
 
     @classmethod
     def from_plain(cls, fields: Mapping[str, Any]) -> TransformerConfig:
@@ -178,10 +218,17 @@ class TransformerConfig:
 
     @property
     def score_scale(self) -> float:
-        """The factor on queries: head_size^-0.5, times YaRN's attention factor squared."""
+        """The factor on queries alone: head_size^-0.5, and squared those on queries and on keys,
+        which are YaRN's attention factor and `query_key_scale`."""
         scaling = self.rope_scaling
         factor = scaling.attention_factor if isinstance(scaling, YarnScaling) else 1.0
-        return self.head_size**-0.5 * factor**2
+        return self.head_size**-0.5 * factor**2 * self.query_key_scale**2
+
+    @property
+    def small_scores(self) -> bool:
+        """Whether QK-norm, with weights of 1, allows no score beyond `SAFE`: |q| |k| is then
+        head_size times `score_scale`."""
+        return self.qk_norm and self.head_size * self.score_scale <= SAFE
 
     @property
     def padded_vocab_size(self) -> int:
@@ -202,20 +249,39 @@ class TransformerConfig:
         return tuple(None if letter == "L" else self.window for letter in letters)
 
     @property
-    def matmul_parameters(self) -> int:
-        """Parameters in matmuls with every token: the blocks' matrices and the output head.
+    def value_layers(self) -> tuple[bool, ...]:
+        """Whether each layer has a table of `value_embeddings`."""
+        alternate = self.value_embeddings == "alternate"
+        return tuple(alternate and i % 2 == 0 for i in range(self.layers))[::-1]
 
-        The head counts once, tied or not; the embedding lookup is a gather and does not count.
+    @property
+    def kinds(self) -> tuple[Kind, ...]:
+        """The kind of every layer, on which its program depends."""
+        return tuple(zip(self.windows, self.value_layers, strict=True))
+
+    @property
+    def value_parameters(self) -> tuple[int, int]:
+        """Parameters of the tables of `value_embeddings`, and of their gates."""
+        heads = self.kv_heads * sum(self.value_layers)
+        rows = self.padded_vocab_size * self.head_size
+        return rows * heads, min(GATE_INPUTS, self.embed) * heads
+
+    @property
+    def matmul_parameters(self) -> int:
+        """Parameters in matmuls with every token: matrices of the blocks, gates, the output head.
+
+        The head counts once, tied or not; a lookup in a table is a gather and does not count.
         """
         attention = 2 * self.embed * self.head_size * (self.heads + self.kv_heads)
         mlp = (3 if self.mlp_kind == "swiglu" else 2) * self.embed * self.mlp
-        return self.layers * (attention + mlp) + self.padded_vocab_size * self.embed
+        blocks = self.layers * (attention + mlp) + self.value_parameters[1]
+        return blocks + self.padded_vocab_size * self.embed
 
     @property
     def parameter_count(self) -> int:
         """Number of all parameters."""
         gathered = 0 if self.tied else self.padded_vocab_size * self.embed
-        gathered += (self.context or 0) * self.embed
+        gathered += (self.context or 0) * self.embed + self.value_parameters[0]
         norms = 2 * self.embed + (2 * self.head_size if self.qk_norm else 0)
         per_feature = {"rms": 1, "plain_rms": 0, "layer": 2}[self.norm]
         biases = 0
@@ -223,31 +289,6 @@ class TransformerConfig:
             biases += self.head_size * (self.heads + 2 * self.kv_heads)
         if self.biases:
             biases += 2 * self.embed + (2 if self.mlp_kind == "swiglu" else 1) * self.mlp
-        vectors = self.layers * (per_feature * norms + biases) + per_feature * self.embed
+        scalars = (self.residual_scale is not None) + (self.input_scale is not None)
+        vectors = self.layers * (per_feature * norms + biases + scalars) + per_feature * self.embed
         return self.matmul_parameters + vectors + gathered
-
-
-CHANGEABLE = (
-    "window_pattern",
-    "window",
-    "rope_base",
-    "rope_scaling",
-    "norm_epsilon",
-    "logit_soft_cap",
-    "attention_soft_cap",
-)
-"""Fields of `TransformerConfig` that may change for trained parameters; no array depends on one."""
-
-
-def check_same_parameters(old: TransformerConfig, new: TransformerConfig) -> None:
-    """Refuse to continue a model's parameters as another model than `CHANGEABLE` allows."""
-    changed = [
-        f"{field.name} {getattr(old, field.name)!r} -> {getattr(new, field.name)!r}"
-        for field in dataclasses.fields(old)
-        if field.name not in CHANGEABLE and getattr(old, field.name) != getattr(new, field.name)
-    ]
-    if changed:
-        raise InputError(
-            f"model: {', '.join(changed)}: trained parameters keep their arrays and their use; "
-            f"expected changes of {', '.join(CHANGEABLE)} only"
-        )

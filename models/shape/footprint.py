@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from models.shape.config import TransformerConfig
+from models.shape.config import GATE_INPUTS, TransformerConfig
 from models.shape.remat_names import BLOCK_INPUT
 from pipeline.errors import InputError
 
@@ -48,8 +48,8 @@ class Footprint:
             without attention's log-sum-exp.
         matrices: those of one block.
         parameters: number of all parameters.
-        block_parameters: of these in matrices of the blocks.
-        table_parameters: of these in the embedding and an untied head.
+        block_parameters: of these in matrices of the blocks, without gates of value embeddings.
+        table_parameters: of these in the embedding, an untied head and value embeddings.
         without_embeddings: all but those and learned positions (Kaplan et al., 2020,
             arXiv:2001.08361, section 2.1).
         period, cycles: layers of an iteration of the loop over layers, and its iterations.
@@ -80,9 +80,9 @@ def footprint(model: TransformerConfig) -> Footprint:
     matrices = [Matrix(name, model.embed, size, True) for name, size in inputs.items() if size]
     matrices.append(Matrix("mlp_input", queries, model.embed, False))
     matrices.append(Matrix("", model.mlp, model.embed, False))
-    period, cycles = cycles_of(model.windows)
-    table = model.padded_vocab_size * model.embed
-    tables = table * (1 if model.tied else 2)
+    period, cycles = cycles_of(model.kinds)
+    table, (values, gates) = model.padded_vocab_size * model.embed, model.value_parameters
+    tables = table * (1 if model.tied else 2) + values
     return Footprint(
         windows=model.windows,
         widths={
@@ -93,7 +93,7 @@ def footprint(model: TransformerConfig) -> Footprint:
         },
         matrices=tuple(matrices),
         parameters=model.parameter_count,
-        block_parameters=model.matmul_parameters - table,
+        block_parameters=model.matmul_parameters - table - gates,
         table_parameters=tables,
         without_embeddings=model.parameter_count - tables - (model.context or 0) * model.embed,
         period=period,
@@ -135,7 +135,11 @@ def parameter_axes(model: TransformerConfig) -> tuple[Mapping[str, int], ...]:
     of_block += [heads] if model.qk_norm else []
     of_block += [queries, keys] if model.biases or model.qkv_biases else []
     of_block += [mlp] if model.biases else []
-    found = [{"vocab": model.padded_vocab_size, **embed}]
+    of_block += [{}] if model.residual_scale or model.input_scale else []
+    vocab, tables = {"vocab": model.padded_vocab_size}, {"layers": sum(model.value_layers)}
+    gate = {"gate_inputs": min(GATE_INPUTS, model.embed), "kv_heads": model.kv_heads}
+    found = [{**vocab, **embed}]
+    found += [{**vocab, **keys, **tables}, {**gate, **tables}] if any(model.value_layers) else []
     found += [{"position": model.context, **embed}] if model.context is not None else []
     return (*found, embed, *({"layers": model.layers, **axes} for axes in of_block))
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from pipeline.errors import UsageError
 
 _NAMES = {"token", "key", "password", "passwd", "secret", "credential", "credentials", "apikey"}
+_NUMBERS = {"count", "scale", "size"}
 SECRET = re.compile(
     r"""
     \b(?: hf_\w{16,} | sk-[\w-]{16,} | gh[a-z]_\w{16,} | github_pat_\w{16,} | AKIA[0-9A-Z]{12,}
@@ -20,7 +21,8 @@ REMEDY = "set an environment variable instead, such as HF_TOKEN or GOOGLE_APPLIC
 
 
 def is_secret_name(name: str) -> bool:
-    return bool(_NAMES & set(re.split(r"[-_.]+", name.lower())))
+    words = re.split(r"[-_.]+", name.lower())
+    return bool(_NAMES & set(words)) and words[-1] not in _NUMBERS
 
 
 def refuse_secrets(arguments: Iterable[str]) -> None:

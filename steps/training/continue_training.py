@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from models.shape.config import TransformerConfig, check_same_parameters
+from models.shape.changes import check_same_parameters
+from models.shape.config import TransformerConfig
 from pipeline import Hardware, InputError, Result, Runtime, StepContext, local, step
 from pipeline.graph.facts import Facts, Results
 from pipeline.graph.step import Node

@@ -13,7 +13,8 @@ import numpy as np
 
 from models.shape.config import YarnScaling
 
-OUTSIDE_BLOCKS = ("embedding", "position_embedding", "head", "final_norm")
+TABLES = ("value_embedding", "value_gate")
+OUTSIDE_BLOCKS = ("embedding", "position_embedding", "head", "final_norm", *TABLES)
 HEADS = "kv_heads q_per_kv head_size"
 
 
@@ -25,6 +26,10 @@ def parameters(model) -> dict[str, np.ndarray]:
         "embedding": (model.embedding, "vocab embed"),
         "position_embedding": (model.position_embedding, "position embed"),
         "head": (model.head, "vocab embed"),
+        "value_embedding": (model.value_embedding, "layers vocab kv_heads head_size"),
+        "value_gate": (model.value_gate, "layers gate_inputs kv_heads"),
+        "residual_scale": (block.residual_scale, "layers"),
+        "input_scale": (block.input_scale, "layers"),
     }
     norms = {
         "final_norm": (model.final_norm, "embed"),
@@ -93,8 +98,13 @@ def _row(p, config, tokens, segment_ids):
     if config.positions == "learned":
         before = [segment_ids[:i].tolist().count(here) for i, here in enumerate(segment_ids)]
         x = x + np.stack([p["position_embedding"][i] for i in before])
+    first = x
     for layer, window in enumerate(layer_windows(config)):
         w = {n: a[layer] for n, a in p.items() if n.split(".")[0] not in OUTSIDE_BLOCKS}
+        if config.value_embeddings == "alternate" and (config.layers - 1 - layer) % 2 == 0:
+            table, gate = (p[name][layer // 2] for name in TABLES)
+            w |= {"rows": table[tokens], "value_gate": gate}
+        x = w.get("residual_scale", 1.0) * x + w.get("input_scale", 0.0) * first
         x = x + _attention(w, config, _norm(x, w, "attention_norm", config), segment_ids, window)
         x = x + _mlp(w, config, _norm(x, w, "mlp_norm", config))
     head = p["embedding"] if config.tied else p["head"]
@@ -127,11 +137,14 @@ def _attention(w, config, h, segment_ids, window):
 
     def placed(x, norm):
         if config.qk_norm:
-            x = _norm(x, w, norm, config)
+            x = config.query_key_scale * _norm(x, w, norm, config)
         return x if config.positions == "learned" else _rotate(x, config)
 
     for g in range(config.kv_heads):
         keys, values = placed(project("key", g), "key_norm"), project("value", g)
+        if "rows" in w:
+            share = 1 / (1 + np.exp(-h[:, :12] @ w["value_gate"][:, g]))
+            values = values + 3 * share[:, None] * w["rows"][:, g]
         for r in range(config.heads // config.kv_heads):
             queries = placed(project("query", g, r), "query_norm")
             cap = config.attention_soft_cap

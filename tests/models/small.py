@@ -63,6 +63,25 @@ VARIANTS = {
     "all_short": {"window_pattern": "S", "window": 3},
     "short_long": {"window_pattern": "SL", "window": 3, "layers": 4},
     "three_short_one_long": {"window_pattern": "SSSL", "window": 4, "layers": 6},
+    "recipe": {
+        "residual_scale": (1.15, 1.05),
+        "input_scale": (0.2, 0.05),
+        "value_embeddings": "alternate",
+        "query_key_scale": 1.2,
+        "embedding_norm": True,
+        "norm": "plain_rms",
+        "mlp_kind": "relu2",
+        "tied": False,
+        "vocab_multiple": 16,
+        "window_pattern": "SL",
+        "window": 4,
+        "layers": 5,
+    },
+    "last_layer_has_a_table": {
+        "value_embeddings": "alternate",
+        "residual_scale": (1.0, 1.0),
+        "layers": 2,
+    },
     "gpt2": {
         "positions": "learned",
         "context": 12,
@@ -81,12 +100,12 @@ def config(**changes) -> TransformerConfig:
 
 @functools.cache
 def model(**changes) -> Transformer:
-    """A model of random numbers: norm weights about one, the rest about zero."""
+    """A model of random numbers: norm weights and factors about one, the rest about zero."""
     shapes = jax.eval_shape(lambda: Transformer.init(config(**changes), key=jax.random.key(0)))
     rng = np.random.default_rng(0)
 
     def draw(path, leaf):
-        if path[-2].name == "weight":  # only norms call it so
+        if path[-2].name in ("weight", "residual_scale"):  # only norms have the former
             return rng.uniform(0.5, 1.5, leaf.shape)
         return rng.normal(size=leaf.shape) * (0.4 if len(path) == 2 else 0.2)
 

@@ -50,7 +50,7 @@ def test_the_axes_of_parameters_follow_from_the_shape(changes):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["grouped", "untied"])
+@pytest.mark.parametrize("name", ["grouped", "untied", "recipe"])
 def test_both_orders_of_axes_compute_the_same(name):
     """Features first, as on a TPU, or tokens first: the same logits and gradients."""
     model, rows = small.model(**small.VARIANTS[name]), small.named(small.tokens())
@@ -70,7 +70,7 @@ def test_both_orders_of_axes_compute_the_same(name):
     assert small.relative(squares(True), squares(False)) < 1e-5
 
 
-@pytest.mark.parametrize("name", ["grouped", "three_short_one_long", "gpt2"])
+@pytest.mark.parametrize("name", ["grouped", "three_short_one_long", "gpt2", "recipe"])
 @pytest.mark.slow
 def test_segments_equal_the_oracle(name):
     """Attention stays inside a segment, wherever its borders are in each row."""
@@ -138,7 +138,7 @@ def test_every_variant_computes_in_bfloat16(changes):
     assert eqx.filter_eval_shape(model.hidden, rows).dtype == jnp.bfloat16
     assert eqx.filter_eval_shape(model.logits, rows).dtype == jnp.float32
     wide = {p for p, x in small.leaves(model).items() if x.dtype == jnp.float32}
-    assert all("norm" in path for path in wide)
+    assert all("norm" in path or "_scale" in path for path in wide)
     assert all(path in wide for path in small.leaves(model) if "norm" in path)
 
 

@@ -91,7 +91,7 @@ def _evaluate(program: Program, train: TrainConfig) -> None:
 
 def _model(draw: random.Random) -> TransformerConfig:
     kv_heads = draw.choice((1, 2, 3, 4))
-    learned = draw.random() < 0.2
+    learned, qk_norm, tied = (draw.random() < share for share in (0.2, 0.3, 0.5))
     return TransformerConfig(
         vocab_size=draw.choice((64, 257)),
         vocab_multiple=draw.choice((1, 1, 4, 64)),
@@ -103,8 +103,13 @@ def _model(draw: random.Random) -> TransformerConfig:
         mlp=draw.choice((32, 48, 36, 50)),
         mlp_kind=draw.choice(("swiglu", "gelu")),
         biases=draw.random() < 0.3,
-        qk_norm=draw.random() < 0.3,
-        tied=draw.random() < 0.5,
+        qk_norm=qk_norm,
+        query_key_scale=draw.choice((1.0, 1.2)) if qk_norm else 1.0,
+        tied=tied,
+        head_std=None if tied else draw.choice((None, 0.001)),
+        residual_scale=draw.choice((None, None, (1.15, 1.05))),
+        input_scale=draw.choice((None, None, (0.2, 0.05))),
+        value_embeddings=draw.choice(("none", "none", "alternate")),
         positions="learned" if learned else "rotary",
         context=draw.choice((16, 64)) if learned else None,
     )

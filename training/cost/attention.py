@@ -26,7 +26,7 @@ def attention_backend(
         window=model.window,
         dtype=train.compute_dtype,
         sequence_shards=train.parallel.sequence,
-        normalized=model.qk_norm,
+        normalized=model.small_scores,
         chip=chip,
     )
 
@@ -67,7 +67,7 @@ def cycles_over_splash(model: TransformerConfig, length: int) -> float:
 
     This ratio is the compiler's: it has not been measured on a chip.
     """
-    shift = tpu_tiles.needs_shift(model.qk_norm, model.attention_soft_cap)
+    shift = tpu_tiles.needs_shift(model.small_scores, model.attention_soft_cap)
     ours = theirs = 0.0
     for window in model.windows:
         window = None if window is None or window >= length else window

@@ -110,6 +110,7 @@ def estimate(
     freed = sum(size for name, size in held.items() if name.startswith("compute"))
     freed += held["gradients and update"] * (width + 4) / (width + 8)
     residuals, offloaded = _residuals(model, train.remat, width, tensor)
+    once = _times(tokens, _once(model, width, tensor))
     # The backward pass needs the residuals of a whole iteration of the loop over layers beside the
     # arrays of all layers; for one layer, `_working` includes them.
     others = shape.period * min(train.unroll, shape.cycles) - 1 if shape.cycles > 1 else 0
@@ -120,13 +121,14 @@ def estimate(
             **held,
             "optimizer state": 0.0 if on_host else moments,
         },
-        residuals=_times(tokens * model.layers, residuals),
+        residuals={**_times(tokens * model.layers, residuals), **once},
         backward={
             **_times(tokens, _working(model, train.remat, width, parallel)),
             "residuals of the loop's other layers": tokens * others * sum(residuals.values()),
             "partial sums of attention's backward": partial_sums(
                 model, train, devices, window, platform, chip
             ),
+            "cotangents of what layers share": sum(once.values()),
         },
         loss={"logits of a chunk": 4 * chunk, "their gradient": width * chunk},
         update={
@@ -192,7 +194,7 @@ def _parameters(
 ) -> dict[str, float]:
     """Bytes of the parameters, of their copies in the compute dtype and of the gradients.
 
-    With "fsdp" only embedding and head are gathered as a whole. Gradients and update take width +
+    With "fsdp" only tables and the head are gathered as a whole. Gradients and update take width +
     4 + 4 bytes per parameter. The loop over microbatches needs the gathered parameters once more,
     and whole gradients where they are reduced once a step.
     """
@@ -236,8 +238,20 @@ def _residuals(
     if "attention_residuals" in kept and remat not in ("none", "dots"):
         kept["log-sum-exp"] = 4 * model.heads / tensor
     if remat == "none":
-        kept["float32 copies of norms and activations"] = 40 * model.embed + 8 * model.mlp / tensor
+        streams = 40 if model.residual_scale is None else 44
+        kept["float32 copies of norms and activations"] = (
+            streams * model.embed + 8 * model.mlp / tensor
+        )
     return kept, {name: size[name] for name in offloaded}
+
+
+def _once(model: TransformerConfig, width: int, tensor: int) -> dict[str, float]:
+    """Bytes per token of what the loop over layers reads beside parameters, for all layers."""
+    rows = sum(model.value_layers) * model.kv_heads * model.head_size
+    return {
+        "first block's input": float(width * model.embed) if model.input_scale else 0.0,
+        "rows of value embeddings": width * rows / tensor,
+    }
 
 
 def _working(

@@ -179,7 +179,10 @@ def _streams(job: StepShape, again: dict[str, float]) -> float:
     model = job.model
     middle = (3 if model.mlp_kind == "swiglu" else 2) * model.mlp
     heads = 4 * (model.heads + 2 * model.kv_heads) * model.head_size
-    width = 12 * model.embed + (2 * middle + heads) / job.tensor
+    # The first block's input, and rows that half of the layers add to their values.
+    heads += 4 * model.kv_heads * model.head_size * any(model.value_layers) / 2
+    streams = 12 if model.input_scale is None else 14
+    width = streams * model.embed + (2 * middle + heads) / job.tensor
     passes = 3 + (max(again.values()) if again else 0.0)
     return passes * job.tokens * job.tensor * width * model.layers
 

@@ -67,8 +67,10 @@ def step_by_step(model, tokens: np.ndarray, lengths=LENGTHS, split=True, **optio
 CACHED = (
     *("grouped", "multi_query", "soft_caps", "rope_scaling", "learned_positions", "biases"),
     *("all_short", "short_long", "three_short_one_long", "gpt2", "nanochat"),
+    *("recipe", "last_layer_has_a_table"),
 )
-INITIAL = {"init_scale", "embedding_std", "zero_outputs"}  # only of the parameters' first values
+# Only of the parameters' first values.
+INITIAL = {"init_scale", "mlp_init_scale", "embedding_std", "head_std", "zero_outputs"}
 
 
 def test_every_field_of_a_model_is_among_the_cached_shapes():
@@ -93,7 +95,9 @@ def test_every_position_has_the_logits_of_the_whole_row(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["grouped", "short_long", "three_short_one_long", "gpt2"])
+@pytest.mark.parametrize(
+    "name", ["grouped", "short_long", "three_short_one_long", "gpt2", "recipe"]
+)
 def test_layers_that_stay_stacked_give_the_same_logits(name):
     """As on accelerators, which then hold the model once; with layers behind the last cycle too."""
     model = small.model(**small.VARIANTS[name])

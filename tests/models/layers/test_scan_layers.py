@@ -63,21 +63,29 @@ def test_windows_repeat_the_pattern(pattern, layers, window):
 @settings(max_examples=15)
 @given(data=st.data())
 def test_layers_are_applied_in_order(data):
-    """apply_layers is a loop: carry = apply(layer i, carry, kind i), for any unrolling."""
+    """apply_layers is a loop: carry = apply(layer i, carry, kind i), for any unrolling.
+
+    Layers of kind 2 have a number of their own, in an array of theirs alone.
+    """
     count = data.draw(st.integers(1, 8))
     kinds = data.draw(st.lists(st.sampled_from([1, 2]), min_size=count, max_size=count))
     unroll = data.draw(st.integers(1, count))
     weights = np.random.default_rng(0).normal(size=(3, count)).astype(np.float32)
+    owners = [kind == 2 for kind in kinds]
     stacked = {"w": hax.named(jax.numpy.asarray(weights), ("embed", "layers"))}
+    if any(owners):
+        stacked["own"] = hax.named(jax.numpy.arange(sum(owners), dtype="float32") * 0.1, "layers")
 
     def apply(block, x, kind):
-        return x * kind * 0.5 + block["w"]
+        assert (block.get("own") is not None) == (kind == 2)
+        return x * kind * 0.5 + block["w"] + (block["own"] if kind == 2 else 0.0)
 
     start = hax.named(jax.numpy.ones(3), "embed")
-    got = apply_layers(stacked, start, apply, kinds, unroll=unroll)
+    got = apply_layers(stacked, start, apply, kinds, unroll=unroll, owners=owners)
     want = np.ones(3)
     for i, kind in enumerate(kinds):
-        want = want * kind * 0.5 + weights[:, i]
+        own = 0.1 * kinds[:i].count(2) if kind == 2 else 0.0
+        want = want * kind * 0.5 + weights[:, i] + own
     np.testing.assert_allclose(got.array, want, rtol=1e-5, atol=1e-6)
 
 

@@ -10,13 +10,8 @@ import jax
 import pytest
 
 from models.shape import presets
-from models.shape.config import (
-    CHANGEABLE,
-    RopeScaling,
-    TransformerConfig,
-    YarnScaling,
-    check_same_parameters,
-)
+from models.shape.changes import CHANGEABLE, check_same_parameters
+from models.shape.config import RopeScaling, TransformerConfig, YarnScaling
 from models.transformer import Transformer
 from pipeline.errors import InputError
 from tests.models import small
@@ -86,6 +81,11 @@ def test_presets_have_the_documented_counts(name):
         ({"positions": "learned"}, "set both or neither"),
         ({"context": 64}, "set both or neither"),
         ({"attention_soft_cap": float("inf")}, "attention_soft_cap"),
+        ({"query_key_scale": 1.2, "qk_norm": False}, "expected 1 without qk_norm, found 1.2"),
+        ({"head_std": 0.001}, "expected None with tied=True"),
+        ({"residual_scale": (1.15,)}, "residual_scale"),
+        ({"input_scale": (0.2, -0.05)}, "input_scale"),
+        ({"value_embeddings": "all"}, "value_embeddings: expected one of none, alternate"),
     ],
 )
 def test_impossible_shapes_are_refused(changes, words):
@@ -120,11 +120,17 @@ CHANGED = {
     "head_size": 16, "mlp": 40, "mlp_kind": "gelu", "norm": "layer", "biases": True,
     "qkv_biases": True, "qk_norm": False, "embedding_norm": True, "tied": False,
     "init_scale": 2.0, "embedding_std": 0.5, "zero_outputs": True,
+    "query_key_scale": 1.2, "residual_scale": (1.15, 1.05), "input_scale": (0.2, 0.05),
+    "value_embeddings": "alternate", "mlp_init_scale": 0.4, "head_std": 0.001,
     "window_pattern": "SL", "window": 7, "rope_base": 5e5,
     "rope_scaling": YarnScaling(factor=4.0, original_context=64),
     "norm_epsilon": 1e-5, "logit_soft_cap": 15.0, "attention_soft_cap": 50.0,
 }  # fmt: skip
-TOGETHER = {"window_pattern": {"window": 7}, "window": {"window_pattern": "SL"}}
+TOGETHER = {
+    "window_pattern": {"window": 7},
+    "window": {"window_pattern": "SL"},
+    "head_std": {"tied": False},
+}
 
 
 @pytest.mark.slow

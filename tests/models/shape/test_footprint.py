@@ -143,3 +143,17 @@ def test_tables_are_no_parameters_without_embeddings():
     shape = small.config(tied=False, positions="learned", context=10, biases=True)
     left_out = shape.parameter_count - footprint(shape).without_embeddings
     assert left_out == 2 * 61 * 24 + 10 * 24
+
+
+def test_gates_are_matmuls_and_tables_of_values_are_not():
+    """Three of five layers have 61 rows of two heads of 8, and a gate of 12 numbers per head."""
+    plain = small.config(layers=5, tied=False)
+    shape = dataclasses.replace(plain, value_embeddings="alternate")
+    assert shape.value_layers == (True, False, True, False, True)
+    assert shape.matmul_parameters - plain.matmul_parameters == 3 * 12 * 2
+    found, without = footprint(shape), footprint(plain)
+    assert found.table_parameters - without.table_parameters == 3 * 61 * 2 * 8
+    assert found.without_embeddings - without.without_embeddings == 3 * 12 * 2
+    # Muon's share: its matrices have the axis "embed", which a gate's 12 features are not.
+    assert found.block_parameters == without.block_parameters
+    assert (found.period, found.cycles) == (2, 2)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import pytest
 
 from pipeline import Experiment, InputError, Result, StepContext, step
+from pipeline.identity.secret_text import is_secret_name
 from tests.pipeline.toy import Total
 
 CANARY = "CANARY1234567890"
@@ -68,3 +69,12 @@ def test_a_default_and_a_preset_of_an_experiment_are_refused():
 def test_a_step_is_refused_a_secret_in_its_configuration(arguments):
     """Wherever it is written in the graph: in a call, or as the default of the step itself."""
     assert "fetch(" in refusal(lambda: fetch(**arguments))
+
+
+@pytest.mark.parametrize(
+    ("name", "secret"),
+    [("--hf-token", True), ("API_KEY", True), ("key.id", True), ("--model.query-key-scale", False)],
+)
+def test_a_name_of_a_number_is_no_secret(name, secret):
+    """A key's scale is a setting; whatever else has the word is refused."""
+    assert is_secret_name(name) == secret
