@@ -16,6 +16,7 @@ from steps.artifacts import Sequences as Sequences
 from steps.artifacts import TokenCache as TokenCache
 from steps.artifacts import Tokenizer as Tokenizer
 from steps.checkpoints.load import load as load
+from steps.dial import recipe as recipe
 from steps.documents.classifier import Classifier as Classifier
 from steps.documents.classifier import classifier as classifier
 from steps.documents.classifier import train_classifier as train_classifier

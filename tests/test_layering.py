@@ -88,7 +88,7 @@ FLOORS = {
     ),
     "steps": (
         *("platforms", "artifacts", "gang", "declared", "checkpoints", "documents", "tokens"),
-        *("training", "pages", "evaluation", "exchange", "scaling_law", "tuning", "cli"),
+        *("training", "pages", "evaluation", "exchange", "scaling_law", "tuning", "dial", "cli"),
         "__init__",
     ),
     "data": (
@@ -100,8 +100,8 @@ FLOORS = {
         *("layers", "attention", "transformer", "loss", "generate", "hf", "__init__"),
     ),
     "training": (
-        *("config", "sharding", "optimizer", "cost", "step", "preflight", "checkpoint", "fault"),
-        *("metrics", "evaluate", "trainer", "__init__"),
+        *("config", "recipes", "sharding", "parameter_roles", "optimizer", "cost", "step"),
+        *("preflight", "checkpoint", "fault", "metrics", "evaluate", "trainer", "__init__"),
     ),
 }
 """Folders, and files beside them, of a package; each imports only what stands before it.

@@ -1,7 +1,7 @@
 """The `ponente` command: the engine's verbs, and the verbs of this step library.
 
-A verb of the library is imported when it is called. All but `tune` work on outputs of the library's
-steps and need no experiment's file.
+A verb of the library is imported when it is called. `tune` needs an experiment's file; `dial` needs
+nothing, the others outputs of the library's steps.
 """
 
 from __future__ import annotations
@@ -19,6 +19,10 @@ def command() -> None:
             "tune": (
                 "find faster or smaller settings of a step that trains",
                 partial(_until_interrupted, "steps.cli.tune"),
+            ),
+            "dial": (
+                "choose a whole recipe by one number: size, tokens, dollars, loss; needs no file",
+                partial(_until_interrupted, "steps.cli.dial"),
             ),
             "generate": (
                 "continue text with a trained model; needs no file",
