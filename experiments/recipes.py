@@ -1,114 +1,112 @@
-"""Compare optimizers, schedules and shapes of small models at equal tokens, over several seeds.
+"""The board: recipes of small models ranked by validation loss, with intervals over seeds.
 
-ponente run experiments/recipes.py --rates      learning rates of each optimizer, one seed
-ponente run experiments/recipes.py              the variants at the best rates, three seeds each
-ponente run experiments/recipes.py --smoke      a few steps of each
+ponente run experiments/recipes.py              all entries of experiments/board, three seeds
+ponente run experiments/recipes.py --rates      factors on the rates of each entry, one seed
+ponente run experiments/recipes.py --largest    two entries at 4M parameters
+ponente run experiments/recipes.py --smoke      two entries, a few steps
 """
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Literal
 
 import steps
 from data.source import fineweb_edu, python_documentation
+from experiments.board import Entry, entries, scaled
 from experiments.tpuchat_130m import changed
 from models.config import TransformerConfig
 from models.presets import tiny
+from models.shape.footprint import footprint
 from pipeline import Experiment, pod, sweep
-from training.config import OptimizerConfig, TrainConfig
+from training.config import TrainConfig
 
 SIZES: Mapping[str, TransformerConfig] = {
-    "0.4M": replace(tiny, embed=64, heads=2, kv_heads=1, mlp=192),
-    "1.0M": tiny,
+    # Named by the parameters in the blocks' matrices: 0.26, 0.55, 1.06 and 4.1 million.
+    "0.25M": replace(tiny, tied=False, layers=5, embed=64, heads=2, kv_heads=2, mlp=192),
+    "0.5M": replace(tiny, tied=False, layers=5, embed=96, heads=3, kv_heads=3, mlp=256),
+    "1M": replace(tiny, tied=False, layers=5, embed=128, heads=4, kv_heads=4, mlp=384),
+    "4M": replace(tiny, tied=False, layers=7, embed=224, heads=7, kv_heads=7, mlp=576),
 }
-OPTIMIZERS: Mapping[str, Mapping[str, Any]] = {
-    "adamw": {"kind": "adamw"},
-    "muon": {"kind": "muon"},
-    "lion": {"kind": "lion", "weight_decay": 0.5},
-}
-RATES: Mapping[str, tuple[float, ...]] = {
-    "adamw": (1.25e-3, 2.5e-3, 5e-3, 1e-2, 2e-2),
-    "muon": (2.5e-3, 5e-3, 1e-2, 2e-2),
-    "lion": (5e-4, 1e-3, 2e-3, 4e-3),
-}
-BEST: Mapping[str, float] = {"adamw": 5e-3, "muon": 1e-2, "lion": 1e-3}  # found by preset `rates`
-VARIANTS: Mapping[str, Mapping[str, Any]] = {
-    **{name: {**by, "learning_rate": BEST[name]} for name, by in OPTIMIZERS.items()},
-    "cosine": {"schedule": "cosine"},
-    "no-qk-norm": {"qk_norm": False},
-    "heads-of-16": {"head_size": 16},
-    "tables-decay": {"decay_tables": True},
-}
+
+
+def shape(size: str, entry: Entry) -> TransformerConfig:
+    """The model of a size with the entry's changes and as many parameters in its matrices."""
+    model = changed(SIZES[size], entry.model)
+    # Two matrices of an MLP without a gate have the parameters of three with one.
+    return model if model.mlp_kind == "swiglu" else replace(model, mlp=model.mlp * 3 // 2)
 
 
 def recipes(
     source: str = fineweb_edu("sample-10BT"),
-    train_tokens: int = 3_000_000,
-    validation_tokens: int = 100_000,
+    train_tokens: int = 22_000_000,  # 20 for each parameter of the largest of three sizes
+    validation_tokens: int = 200_000,
     unit: Literal["document", "row_group"] = "row_group",  # reads little more than its sample
-    sizes: tuple[str, ...] = tuple(SIZES),
-    variants: tuple[str, ...] = tuple(VARIANTS),
+    sizes: tuple[str, ...] = ("0.25M", "0.5M", "1M"),
+    budgets: tuple[int, ...] = (10, 20),  # tokens for each parameter in the blocks' matrices
+    names: tuple[str, ...] = (),  # of entries; all of them by default
     seeds: tuple[int, ...] = (0, 1, 2),
-    search: bool = False,  # train the learning rates instead of the variants
-    optimizer: OptimizerConfig = OptimizerConfig(
-        learning_rate=BEST["adamw"], schedule="wsd", warmup=0.05, min_ratio=0.0
-    ),
+    factors: tuple[float, ...] = (1.0,),  # on all rates of an entry
+    first: str = "adamw",  # with which the others are compared
     training: TrainConfig = TrainConfig(
-        batch_size=16,
-        steps=600,
+        batch_size=32,
         compute_dtype="float32",
+        evaluate_every=100_000,  # before the first step and after the last
         evaluate_batches="all",
-        evaluate_batch_size=32,
+        evaluate_batch_size=64,
+        checkpoint_every=100_000,
+        log_every=20,
     ),
-    length: int = 128,
+    length: int = 256,
     hardware: str = "local",
-) -> tuple[steps.Report, ...]:
-    """A page for each size, with the curve and the final loss of every run."""
+) -> steps.Report:
+    """The page of the board."""
     splits, on = (("validation", validation_tokens),), pod(hardware)
     documents = steps.sample(source, tokens=train_tokens, splits=splits, unit=unit)
     tokenizer = steps.train_tokenizer(documents, vocab_size=tiny.vocab_size)
     sequences = steps.block_shuffle(steps.tokenize(documents, tokenizer), length)
+    chosen = {name: entry for name, entry in entries().items() if not names or name in names}
 
-    def page(size: str) -> steps.Report:
-        def candidate(changes: Mapping[str, Any]) -> steps.Checkpoint:
-            shape, by = changed(SIZES[size], changes), changed(optimizer, changes)
-            if "head_size" in changes:  # keep the number of parameters
-                more = tiny.head_size // shape.head_size
-                shape = replace(shape, heads=more * shape.heads, kv_heads=more * shape.kv_heads)
-            own = replace(training, seed=changes["seed"])
-            return steps.train(sequences, shape, by, own, hardware=on)
+    def run(of: tuple[str, int, str, float, int]) -> steps.Checkpoint:
+        size, budget, name, factor, seed = of
+        entry, model = chosen[name], shape(size, chosen[name])
+        own = changed(training, {**entry.training, "seed": seed})
+        tokens = budget * footprint(SIZES[size]).block_parameters
+        return steps.train(
+            sequences, model, scaled(entry.optimizer, factor), own, tokens=tokens, hardware=on
+        )
 
-        return steps.compare(sweep(candidate, _searched() if search else _varied(variants, seeds)))
-
-    return tuple(page(size) for size in sizes)
-
-
-def _searched() -> dict[str, Mapping[str, Any]]:
-    return {
-        f"{name}-{rate:g}": {**OPTIMIZERS[name], "learning_rate": rate, "seed": 0}
-        for name, rates in RATES.items()
-        for rate in rates
-    }
-
-
-def _varied(variants: tuple[str, ...], seeds: tuple[int, ...]) -> dict[str, Mapping[str, Any]]:
-    return {
-        f"{name}-{seed}": {**VARIANTS[name], "seed": seed} for name in variants for seed in seeds
-    }
+    of = tuple(itertools.product(sizes, budgets, chosen, factors, seeds))
+    cells = tuple(
+        (name if factor == 1.0 else f"{name} x{factor:g}", f"{size} x {budget}", seed)
+        for size, budget, name, factor, seed in of
+    )
+    runs = sweep(
+        run,
+        {
+            f"{name}, {size}, seed {seed}": each
+            for (name, size, seed), each in zip(cells, of, strict=True)
+        },
+    )
+    public = tuple((name, float(e.public_steps)) for name, e in chosen.items() if e.public_steps)
+    return steps.board(runs, cells=cells, first=first, public=public)
 
 
 experiment = Experiment(
     recipes,
-    rates={"search": True},
+    rates={"sizes": ("0.5M",), "budgets": (10,), "seeds": (0,), "factors": (0.25, 0.5, 1.0, 2.0)},
+    largest={"sizes": ("4M",), "budgets": (20,), "names": ("adamw", "nanochat")},
     smoke={
         "source": python_documentation(),
         "train_tokens": 40_000,
         "validation_tokens": 8_000,
         "unit": "document",
-        "sizes": ("0.4M",),
-        "variants": ("adamw", "muon"),
+        "sizes": ("0.25M",),
+        "budgets": (10,),
+        "names": ("adamw", "muon-groups"),
         "seeds": (0,),
         "training": TrainConfig(batch_size=8, steps=4, compute_dtype="float32"),
+        "length": 64,
     },
 )
 

@@ -43,6 +43,7 @@ from steps.exchange.export import export_gguf as export_gguf
 from steps.exchange.export import export_hf as export_hf
 from steps.exchange.export import upload_hf as upload_hf
 from steps.exchange.import_hf import import_hf as import_hf
+from steps.pages.board import board as board
 from steps.pages.compare import compare as compare
 from steps.pages.preparation import preparation_report as preparation_report
 from steps.pages.report import report as report

@@ -1,0 +1,98 @@
+"""The board: a ranking by losses over settings and seeds, and what of it is noise."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from experiments import recipes
+from experiments.board import entries, scaled
+from pipeline import InputError
+from pipeline.store.storage import read_bytes
+from steps.pages.board import Difference, noise, ranked, spearman
+from training.config import Group, OptimizerConfig
+
+LOSSES = st.lists(st.floats(2.0, 5.0), min_size=2, max_size=5)
+
+
+@given(st.lists(st.tuples(LOSSES, LOSSES), min_size=2, max_size=4))
+def test_differences_are_those_of_a_pooled_t_test(found):
+    """Against NumPy and SciPy, over two settings; the first entry is the one compared with."""
+    losses = {
+        (f"entry {i}", setting): dict(enumerate(values))
+        for i, pair in enumerate(found)
+        for setting, values in zip(("small", "large"), pair, strict=True)
+    }
+    table = ranked(losses, "entry 0")
+    assert [row.mean for row in table] == sorted(row.mean for row in table)
+    for row in table:
+        i = int(row.entry[-1])
+        halves = []
+        for s, setting in enumerate(("small", "large")):
+            groups = [np.array(pair[s]) for pair in found]
+            freedom = sum(len(group) - 1 for group in groups)
+            pooled = sum(((g - g.mean()) ** 2).sum() for g in groups) / freedom
+            assert noise(losses, setting) == (pytest.approx(math.sqrt(pooled)), freedom)
+            own, first = groups[i], groups[0]
+            error = math.sqrt(pooled * (1 / len(own) + 1 / len(first)))
+            expected = stats.t.ppf(0.975, freedom) * error if i else 0.0
+            assert row.losses[setting] == pytest.approx(own.mean())
+            assert row.differences[setting].mean == pytest.approx(own.mean() - first.mean())
+            assert row.differences[setting].half == pytest.approx(expected)
+            halves.append(expected)
+        assert row.difference.half == pytest.approx(math.hypot(*halves) / 2)
+
+
+def test_one_seed_gives_no_interval():
+    """A ranking without a spread says no difference is real."""
+    table = ranked({("a", "s"): {0: 3.0}, ("b", "s"): {0: 2.5}}, "a")
+    assert [row.entry for row in table] == ["b", "a"]
+    assert not table[0].difference.real
+    assert str(table[0].difference) == "-0.5000"
+    assert str(Difference(-0.5, 0.1)) == "-0.5000 ± 0.1000"
+
+
+def test_ranks_are_compared_where_both_have_the_entry():
+    one, other = {"a": 1.0, "b": 2.0, "c": 2.5, "d": 0.0}, {"a": 30.0, "b": 10.0, "c": 5.0}
+    assert spearman(one, other) == pytest.approx(-1.0)
+    assert spearman(one, {"a": 1.0, "b": 2.0}) is None
+
+
+def test_a_factor_scales_every_rate():
+    config = OptimizerConfig(
+        kind="muon", learning_rate=0.1, head=Group(learning_rate=0.01), muon_learning_rate=0.02
+    )
+    found = scaled(config, 0.5)
+    assert (found.learning_rate, found.muon_learning_rate) == (0.05, 0.01)
+    assert found.head == Group(learning_rate=0.005)
+    assert found.embedding == config.embedding
+
+
+def test_sizes_and_entries_are_what_they_are_called():
+    """Equal parameters in the blocks' matrices, whatever an entry changes of the model."""
+    for name, entry in entries().items():
+        for size, number in (("0.25M", 0.25e6), ("0.5M", 0.5e6), ("1M", 1e6), ("4M", 4e6)):
+            model = recipes.shape(size, entry)
+            matrices = model.layers * model.embed * (4 * model.embed + 3 * recipes.SIZES[size].mlp)
+            gates = model.value_parameters[1]
+            assert model.matmul_parameters - gates == matrices + model.vocab_size * model.embed
+            assert 1.0 <= matrices / number < 1.15, name
+
+
+def test_a_board_needs_the_entry_that_it_compares_with():
+    with pytest.raises(InputError, match="'lion', with which entries are compared, has no run"):
+        recipes.recipes(names=("adamw", "muon"), first="lion")
+
+
+@pytest.mark.slow
+def test_the_smoke_preset_ranks_two_entries(tmp_path):
+    page = recipes.experiment.run("smoke", prefix=str(tmp_path), executor="inline")
+    text = read_bytes(page.page).decode()
+    assert "2 recipes by validation loss" in text
+    assert {row["entry"] for row in page.result["ranking"]} == {"adamw", "muon-groups"}
+    assert page.result["rank_correlation"] is None
