@@ -66,7 +66,6 @@ def board(
         "board",
         first=first,
         rows=_rows(table, dict(costs)),
-        noise=[(setting, noise(losses, setting)) for setting in settings_of(losses)],
         agreement=agreement,
         public=len({row.entry for row in table} & {name for name, _ in public}),
     )
@@ -123,48 +122,37 @@ class Row:
 
 def ranked(losses: Losses, first: str) -> list[Row]:
     """The entries, the lowest mean difference to `first` before the others."""
-    settings = settings_of(losses)
-    spread = {setting: noise(losses, setting) for setting in settings}
-    rows = []
+    runs = {cell: list(by.values()) for cell, by in losses.items()}
+    settings, rows = list(dict.fromkeys(setting for _, setting in losses)), []
     for entry in dict.fromkeys(entry for entry, _ in losses):
-        own = {s: losses[entry, s] for s in settings if (entry, s) in losses}
-        found = {s: _difference(own[s], losses[first, s], spread[s]) for s in own}
-        halves = [d.half for d in found.values() if d.half is not None]
-        half = math.hypot(*halves) / len(found) if len(halves) == len(found) else None
-        overall = Difference(statistics.fmean(d.mean for d in found.values()), half)
-        means = {s: statistics.fmean(values.values()) for s, values in own.items()}
-        rows.append(Row(entry, means, found, overall))
+        own = {s: runs[entry, s] for s in settings if (entry, s) in runs}
+        pairs = {s: (values, runs[first, s]) for s, values in own.items()}
+        found = {s: difference(pair) for s, pair in pairs.items()}
+        means = {s: statistics.fmean(values) for s, values in own.items()}
+        rows.append(Row(entry, means, found, difference(*pairs.values())))
     return sorted(rows, key=lambda row: row.mean)
 
 
-def settings_of(losses: Losses) -> list[str]:
-    return list(dict.fromkeys(setting for _, setting in losses))
+def difference(*pairs: tuple[Sequence[float], Sequence[float]]) -> Difference:
+    """The mean over pairs of the difference of their means, by Welch's t with its freedom.
 
-
-def noise(losses: Losses, setting: str) -> tuple[float, int]:
-    """Standard deviation of the loss over seeds in nats, pooled over entries, and its freedom."""
-    groups = [list(by.values()) for (_, s), by in losses.items() if s == setting]
-    freedom = sum(len(group) - 1 for group in groups)
-    if not freedom:
-        return math.nan, 0
-    squares = math.fsum(statistics.variance(g) * (len(g) - 1) for g in groups if len(g) > 1)
-    return math.sqrt(squares / freedom), freedom
-
-
-def _difference(
-    own: Mapping[int, float], other: Mapping[int, float], spread: tuple[float, int]
-) -> Difference:
-    """Of means; runs of equal seeds share only the seed, so their noise is independent."""
-    mean = statistics.fmean(own.values()) - statistics.fmean(other.values())
-    if own is other:
+    Runs of one seed share only their initial parameters, so their noise is independent.
+    """
+    mean = statistics.fmean(statistics.fmean(a) - statistics.fmean(b) for a, b in pairs)
+    groups = [group for pair in pairs for group in pair]
+    if all(a is b for a, b in pairs):
         return Difference(0.0, 0.0)
-    deviation, freedom = spread
-    if not freedom:
+    if min(map(len, groups)) < 2:
         return Difference(mean, None)
     from scipy.stats import t
 
-    error = deviation * math.sqrt(1 / len(own) + 1 / len(other))
-    return Difference(mean, float(t.ppf((1 + CONFIDENCE) / 2, freedom)) * error)
+    parts = [statistics.variance(group) / len(group) / len(pairs) ** 2 for group in groups]
+    total = math.fsum(parts)
+    if not total:
+        return Difference(mean, 0.0)
+    each = zip(parts, groups, strict=True)
+    freedom = total**2 / math.fsum(part**2 / (len(group) - 1) for part, group in each)
+    return Difference(mean, float(t.ppf((1 + CONFIDENCE) / 2, freedom)) * math.sqrt(total))
 
 
 def spearman(one: Mapping[str, float], other: Mapping[str, float]) -> float | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import operator
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -226,16 +227,7 @@ class OptimizerConfig:
 
     def group(self, role: Role) -> Group:
         """The settings of a role, each its own or the configuration's: no field is None."""
-        own: Group = getattr(self, role)
-        kind = own.kind or ("adamw" if self.kind == "muon" and role != "matrices" else self.kind)
-        names = ("learning_rate", "weight_decay", "beta1", "beta2", "epsilon")
-        found = {name: getattr(self, name) for name in names} | {"kind": kind}
-        if kind == "lion":
-            found |= {"beta1": self.lion_beta1, "beta2": self.lion_beta2}
-        if kind == "muon" and self.muon_learning_rate is not None:
-            found["learning_rate"] = self.muon_learning_rate
-        found |= {name: value for name, value in vars(own).items() if value is not None}
-        return Group(**found)
+        return _group(self, role)
 
     @property
     def labels(self) -> dict[Role, str]:
@@ -286,3 +278,17 @@ class OptimizerConfig:
         if self.decay < 1.0:
             decay = min(decay, steps - max(at, warmup))
         return dataclasses.replace(self, warmup=float(warmup), decay=float(decay))
+
+
+@functools.lru_cache(1024)  # a plan asks thousands of times
+def _group(config: OptimizerConfig, role: Role) -> Group:
+    own: Group = getattr(config, role)
+    kind = own.kind or ("adamw" if config.kind == "muon" and role != "matrices" else config.kind)
+    names = ("learning_rate", "weight_decay", "beta1", "beta2", "epsilon")
+    found = {name: getattr(config, name) for name in names} | {"kind": kind}
+    if kind == "lion":
+        found |= {"beta1": config.lion_beta1, "beta2": config.lion_beta2}
+    if kind == "muon" and config.muon_learning_rate is not None:
+        found["learning_rate"] = config.muon_learning_rate
+    found |= {name: value for name, value in vars(own).items() if value is not None}
+    return Group(**found)

@@ -161,6 +161,9 @@ def optimizer_bytes(model: TransformerConfig, optimizer: OptimizerConfig) -> flo
         "matrices": shape.block_parameters,
         "embedding": table + (model.context or 0) * model.embed,
         "head": 0 if model.tied else table,
+        "value_embedding": model.value_parameters[0],
+        "residual_scale": model.layers if model.residual_scale else 0,
+        "input_scale": model.layers if model.input_scale else 0,
     }
     sizes["vectors"] = shape.parameters - sum(sizes.values())
     count = sum(MOMENTS[str(optimizer.group(role).kind)] * size for role, size in sizes.items())
