@@ -87,8 +87,8 @@ FLOORS = {
         *("execute", "sweep", "pages", "doctor", "launch", "cli", "experiment", "__init__"),
     ),
     "steps": (
-        *("platforms", "artifacts", "gang", "declared", "checkpoints", "documents", "tokens"),
-        *("training", "pages", "evaluation", "exchange", "scaling_law", "tuning", "cli"),
+        *("platforms", "measured", "artifacts", "gang", "declared", "checkpoints", "documents"),
+        *("tokens", "training", "pages", "evaluation", "exchange", "scaling_law", "tuning", "cli"),
         "__init__",
     ),
     "data": (
