@@ -13,13 +13,14 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Literal, TypeVar, cast
+from typing import Annotated, Any, Literal, TypeVar, cast
 
 from pipeline.errors import InputError
 from pipeline.graph.artifact import Artifact
 from pipeline.graph.order import is_display_name, named
 from pipeline.graph.step import as_node, step
 from pipeline.graph.step_context import Reference, StepContext
+from pipeline.identity.fingerprint import Runtime
 from pipeline.store.manifest import label_of
 
 A = TypeVar("A", bound=Artifact)
@@ -90,29 +91,39 @@ def select(candidates: tuple[A, ...], *, by: str, mode: Literal["min", "max"] = 
     """
     if mode not in ("min", "max"):
         raise InputError(f"select(mode=...): expected 'min' or 'max', got {mode!r}")
-    chosen = selection(candidates, by=by, mode=mode)
-    node = as_node(chosen)
     kinds = {as_node(candidate).output for candidate in candidates}
     if len(kinds) != 1:
         names = ", ".join(sorted(kind.__name__ for kind in kinds))
         raise InputError(f"select(candidates=...): expected outputs of one class, got {names}")
-    node.output = kinds.pop()
+    (kind,) = kinds
+    chosen = selection(candidates, by=by, mode=mode, kind=kind)
+    as_node(chosen).output = kind
     return cast(A, chosen)
 
 
 @step(output=Artifact, version=1, name="select", cpus=0)
-def selection(run: StepContext, candidates: tuple[Artifact, ...], *, by: str, mode: str) -> Any:
-    """The step behind `select`."""
+def selection(
+    run: StepContext,
+    candidates: tuple[Artifact, ...],
+    *,
+    by: str,
+    mode: str,
+    kind: Annotated[type[Artifact], Runtime] = Artifact,
+) -> Any:
+    """The step behind `select`, for candidates of the class `kind`."""
     del run
     values = [_number(candidate, by) for candidate in candidates]
     best = values.index(min(values) if mode == "min" else max(values))
     winner = candidates[best]
+    opened = [kind(candidate.path, candidate.manifest) for candidate in candidates]
+    compared, certain = kind.compared(opened, by, best)
     table = [
-        {"step": c.manifest.label, "value": value}
-        for c, value in zip(candidates, values, strict=True)
+        {"step": c.manifest.label, "value": value, **more}
+        for c, value, more in zip(candidates, values, compared, strict=True)
     ]
     result = {**winner.result, "selected": {"index": best, "by": by, "mode": mode}}
     headline = f"best by {by}: {label_of(winner.manifest)} ({values[best]:g})"
+    headline += f"; {certain}" if certain else ""
     return Reference(
         winner,
         "selected",

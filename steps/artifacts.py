@@ -12,6 +12,7 @@ from models.shape.config import TransformerConfig
 from pipeline import Artifact, InputError
 from pipeline.store import storage
 from pipeline.store.parallel import concurrently
+from steps.measured import Measured
 from training.config import TrainConfig
 
 if TYPE_CHECKING:
@@ -235,10 +236,11 @@ class Sequences(Artifact):
         )
 
 
-class Checkpoint(Artifact):
+class Checkpoint(Measured):
     """A trained model with the record of its training, or an imported model."""
 
     opens = ("sequences",)
+    last = "last."
 
     @property
     def imported(self) -> bool:
@@ -351,7 +353,7 @@ class GgufModel(Artifact):
         return storage.join(self.shard("gguf"), self.result["file"])
 
 
-class Scores(Artifact):
+class Scores(Measured):
     """Scores of a model, or of every checkpoint of its training; the result has the numbers."""
 
     @property

@@ -87,9 +87,9 @@ FLOORS = {
         *("execute", "sweep", "pages", "doctor", "launch", "cli", "experiment", "__init__"),
     ),
     "steps": (
-        *("platforms", "artifacts", "gang", "declared", "checkpoints", "documents", "tokens"),
-        *("training", "pages", "evaluation", "exchange", "scaling_law", "tuning", "dial", "cli"),
-        "__init__",
+        *("platforms", "measured", "artifacts", "gang", "declared", "checkpoints", "documents"),
+        *("tokens", "training", "pages", "evaluation", "exchange", "scaling_law", "tuning", "dial"),
+        *("cli", "__init__"),
     ),
     "data": (
         *("arrays", "sources", "source", "read", "tokenizer", "select", "prepare"),

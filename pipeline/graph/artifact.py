@@ -16,7 +16,7 @@ content of what was published.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar, Generic, TypeVar, cast
@@ -94,6 +94,16 @@ class Artifact:
     @classmethod
     def needs_input(cls, name: str) -> bool:
         return argument_of(name) in (*cls.opens, *cls.needs)
+
+    @classmethod
+    def compared(
+        cls, candidates: Sequence[Artifact], by: str, best: int
+    ) -> tuple[list[dict[str, Any]], str]:
+        """How certain the choice of the candidate `best` by the number at the path `by` is.
+
+        JSON values by name for every candidate, and a sentence for the headline; here nothing.
+        """
+        return [{} for _ in candidates], ""
 
     @property
     def page(self) -> str:

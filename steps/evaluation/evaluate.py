@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass
@@ -13,9 +14,11 @@ from models.shape.config import TransformerConfig
 from models.shape.validation import Count, check_fields, check_value
 from pipeline import GangProcess, Hardware, InputError, Result, Runtime, StepContext, local, step
 from pipeline.events import Emit
+from pipeline.store import storage
 from steps.artifacts import Checkpoint, Scores, TokenCache, Tokenizer
 from steps.declared import check_splits
 from steps.gang import FLAGS, joined
+from steps.measured import SEQUENCES
 from training.config import TrainConfig
 
 if TYPE_CHECKING:
@@ -149,6 +152,9 @@ def evaluate(
     step = checkpoint.manifest.shard(checkpoint.result["checkpoint"]).result["step"]
     rows = [{"step": step, **row} for row in scored["rows"]]
     first = rows[0]
+    with run.shard(SEQUENCES, {"content": None}) as directory:
+        text = json.dumps(scored["sequences"]).encode()
+        storage.write_atomic(storage.join(directory, f"{SEQUENCES}.json"), text)
     return {
         "split": first["split"],
         **{name: first[name] for name in _FIGURES if name in first},

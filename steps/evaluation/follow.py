@@ -42,6 +42,7 @@ from steps.artifacts import Checkpoint, Scores, TokenCache, Tokenizer
 from steps.checkpoints.find import ABOUT, about_of
 from steps.evaluation.evaluate import NOTHING_ELSE, Also, check_sizes, score_job
 from steps.gang import FLAGS, joined
+from steps.measured import SEQUENCES
 from training.config import TrainConfig
 from training.config.batch_schedule import due
 
@@ -206,6 +207,7 @@ class _Desk:
             **{
                 part: [{"step": found.step, **row} for row in rows]
                 for part, rows in asdict(scored).items()
+                if part != SEQUENCES or found.step == self.work.steps
             },
         }
         write_shard(ShardTask(self.work.ledger, self.work.attempt, name, write_scores, item))

@@ -23,6 +23,7 @@ from steps.artifacts import Checkpoint, Report
 
 if TYPE_CHECKING:
     from steps.pages.run_record import TrainingRun
+    from training.metrics.differences import Difference
 
 ABSENT = "-"
 
@@ -59,7 +60,11 @@ def compare(
     with run.shard("page") as directory:
         text = render(records)
         storage.write_atomic(storage.join(directory, "index.html"), text.encode())
-    return {"headline": [f"compared {', '.join(record.name for record in records)}"]}
+    found = [{"split": split, **one.to_json()} for split, one in noise(records)]
+    return {
+        "headline": [f"compared {', '.join(record.name for record in records)}", *within(records)],
+        "differences": found,
+    }
 
 
 def render(records: Sequence[TrainingRun]) -> str:
@@ -77,6 +82,7 @@ def render(records: Sequence[TrainingRun]) -> str:
         figures=figures(records),
         differences=differences(records),
         scored=scored(records),
+        noise=noise_table(records),
         samples=samples(records),
         curves=overlaid(records),
         times=[("Wall time by activity", bars_chart(known))] if known else [],
@@ -139,6 +145,34 @@ def _figures(record: TrainingRun) -> dict[str, tuple[float, str]]:
         found["wall time, pauses included"] = (account.total, duration(account.total))
         add("goodput, pauses included", account.goodput, "{:.1%}")
     return found
+
+
+def noise(records: Sequence[TrainingRun]) -> list[tuple[str, Difference]]:
+    """By split, the differences of the last losses, see `training.metrics.differences`."""
+    from training.metrics.differences import differences
+
+    splits = dict.fromkeys(name for record in records for name in record.splits)
+    return [
+        (split, one)
+        for split in splits
+        for one in differences([r.measured(split) for r in records if split in r.splits])
+    ]
+
+
+def noise_table(records: Sequence[TrainingRun]) -> list[list[str]]:
+    """A row per difference of losses, from the runs with the lowest."""
+    rows = [["split", "loss of", "above", "difference", "standard error", "how", ""]]
+    for split, one in noise(records):
+        names, error = (", ".join(each) for each in (one.runs, one.than)), f"{one.error:.4f}"
+        figures = [f"{one.value:+.4f}", error if math.isfinite(one.error) else ABSENT, one.how]
+        rows.append([split, *names, *figures, "within noise" if one.within_noise else ""])
+    return rows
+
+
+def within(records: Sequence[TrainingRun]) -> list[str]:
+    """A line per difference that is within noise."""
+    found = [(split, one) for split, one in noise(records) if one.within_noise]
+    return [f"{split}: within noise of {', '.join(one.than)}: {one}" for split, one in found]
 
 
 def scored(records: Sequence[TrainingRun]) -> str:
@@ -221,7 +255,9 @@ def main(arguments: Sequence[str]) -> int:
     flags.add_argument("--output", default="compare.html")
     options = flags.parse_args(arguments)
     output = storage.normalise(options.output)
-    text = render([_record(each) for each in options.runs])
-    storage.write_atomic(output, text.encode())
+    records = [_record(each) for each in options.runs]
+    storage.write_atomic(output, render(records).encode())
+    for line in within(records):
+        say(line)
     say(f"page: {output}")
     return 0

@@ -7,7 +7,7 @@ empty.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -22,9 +22,11 @@ from pipeline.store.ledger import Ledger
 from pipeline.store.manifest import KEEP, Manifest, chosen, load, resolve_ref
 from pipeline.store.shards import ATTEMPTS
 from steps.checkpoints.find import ABOUT, is_run
+from steps.measured import recipe_of
 
 if TYPE_CHECKING:
     from steps.artifacts import Checkpoint
+    from training.metrics.differences import Measured
     from training.metrics.goodput import Account, AttemptTime
 
 Row = dict[str, Any]
@@ -43,6 +45,8 @@ class TrainingRun:
         history: a row per step, see `training.metrics.recorder`.
         evaluations: rows with step, loss and other metrics, and the `split` that was scored.
         samples: rows with step, prompt and completion.
+        sequences: rows of the losses by sequence, see `training.metrics.differences`.
+        recipe: the same of runs that differ in seeds alone, see `recipe_of`; "" if unknown.
         attempts: the attempts with their times.
         config: its settings, nested. The settings of a run that it continues are not included;
             "continues" names that run.
@@ -58,6 +62,8 @@ class TrainingRun:
     config: Mapping[str, Any]
     entropy: float | None = None
     partial: bool = False
+    sequences: Sequence[Row] = ()
+    recipe: str = ""
 
     @property
     def splits(self) -> list[str]:
@@ -67,6 +73,16 @@ class TrainingRun:
     def scores(self, name: str) -> list[Row]:
         """The evaluations on one split."""
         return [row for row in self.evaluations if split_of(row) == name]
+
+    def measured(self, name: str) -> Measured:
+        """The last evaluation on one split."""
+        from training.metrics.differences import Measured, SequenceLosses
+
+        last = self.scores(name)[-1]
+        key = name, last["step"]
+        rows = [row for row in self.sequences if (split_of(row), row["step"]) == key]
+        losses = SequenceLosses.of_row(rows[-1]) if rows else None
+        return Measured(self.name, last["loss"], self.recipe, losses)
 
     def account(self) -> Account | None:
         """The account of its wall time; None without times."""
@@ -97,6 +113,8 @@ def of_checkpoint(checkpoint: Checkpoint, name: str, ancestors: Iterable[Ancesto
         attempts=checkpoint.attempts,
         config=_configuration(ancestors, checkpoint),
         entropy=checkpoint.result.get("unigram_entropy"),
+        sequences=tables["sequences"],
+        recipe=recipe_of(checkpoint.path, checkpoint.manifest),
     )
 
 
@@ -224,6 +242,7 @@ def of_directory(url: str, name: str) -> TrainingRun:
         history=_joined(logs, "step"),
         evaluations=_joined(logs, "evaluation"),
         samples=_joined(logs, "sample"),
+        sequences=_joined(logs, "sequences"),
         attempts=list(filter(None, map(fold, logs))),
         config={**above, **_settings(configs[-1])} if configs else above,
         partial=True,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import pytest
 
@@ -11,12 +12,16 @@ from pipeline.graph.step import as_node
 from pipeline.store import storage
 from steps.checkpoints.find import find
 from steps.evaluation.evaluate import evaluate
+from steps.pages.compare import noise
+from steps.pages.run_record import of_checkpoint
+from steps.tokens.sequences import block_shuffle
 from steps.training.continue_training import extend, warm_start
 from steps.training.train import train
 from tests.pipeline.helpers import bring_up, result
 from tests.steps.evaluation.test_train_on import CONSTANT, EIGHT, FOUR, MODEL, built, sequences
 from tests.steps.synthetic import synthetic
 from tests.training import tiny
+from training.metrics.differences import Measured, SequenceLosses, differences
 
 pytestmark = pytest.mark.slow
 
@@ -76,3 +81,52 @@ def test_the_directory_of_a_selection_is_a_trained_model(store):
     assert dataclasses.replace(find(best), root=winner) == find(winner)
     assert find(best).path.startswith(winner)
     assert find(best).sequences == directory(store, few_ids())
+
+
+def recipe(name):
+    """A model of a rate; a digit in the name stands for seeds of its own."""
+    order, seed = int(name[-1]), int(name[-1]) or None
+    data = block_shuffle(
+        synthetic(high=8), tiny.LENGTH, io_block_size=4, window_blocks=3, seed=order
+    )
+    rate = WORSE if name.startswith("low") else CONSTANT
+    return train(data, model=MODEL, optimizer=rate, train=dataclasses.replace(FOUR, seed=seed))
+
+
+def test_a_selection_says_which_differences_are_noise(store):
+    """Runs that differ in seeds are one recipe; scores in bits per byte are compared as losses."""
+    names = ["low 0", "high 0", "high 1"]
+    models = sweep(recipe, {name: name for name in names})
+    chosen = built(store, select(models, by="last.loss")).result
+    index = chosen["selected"]["index"]
+    assert index in (1, 2)
+    rows = chosen["measured"]["candidates"]
+    assert [len(row["differences"]) for row in rows] == [2, 0, 0]
+    seeds, paired = rows[0]["differences"]
+    losses = [row["value"] for row in rows]
+    runs = [built(store, model) for model in models]
+    for one in (seeds, paired):
+        want = losses[0] - sum(losses[1:]) / 2
+        assert one["difference"] == pytest.approx(want)
+    assert seeds["how"] == "over 1 and 2 seeds"
+    spread = abs(losses[1] - losses[2]) / math.sqrt(2)
+    assert seeds["standard_error"] == pytest.approx(spread * math.sqrt(3 / 2))
+    sums = [SequenceLosses.of_row(run.sequence_rows()[0]) for run in runs]
+    assert paired["how"] == f"paired over {sums[0].sequences} sequences"
+    assert "within noise" not in chosen["headline"][0] or seeds["within_noise"]
+    record = [of_checkpoint(run, name, []) for run, name in zip(runs, names, strict=True)]
+    assert [one.to_json() for _, one in noise(record)] == [seeds, paired]
+    assert record[1].recipe == record[2].recipe != record[0].recipe
+
+    scores = sweep(lambda n: evaluate(recipe(n), synthetic(high=8)), {n: n for n in names[:2]})
+    by_bits = built(store, select(scores, by="bits_per_byte")).result
+    (of_scores,) = by_bits["measured"]["candidates"][0]["differences"]
+    pairs = differences([Measured(str(n), 0.0, "", each) for n, each in enumerate(sums[:2])], 1)
+    ratio = by_bits["bits_per_byte"] / by_bits["loss"]
+    assert of_scores["standard_error"] == pytest.approx(next(pairs).error * ratio, rel=1e-5)
+
+
+def test_a_selection_by_another_number_says_nothing_of_noise(store):
+    """Nor is a loss of another evaluation than the last one known by sequence."""
+    chosen = built(store, select((recipe("low 0"), recipe("high 0")), by="first.loss")).result
+    assert all(row.keys() == {"step", "value"} for row in chosen["measured"]["candidates"])

@@ -11,7 +11,7 @@ import json
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import jax
 import numpy as np
@@ -70,10 +70,11 @@ class ScoreJob:
 
 @dataclass(frozen=True, kw_only=True)
 class Scored:
-    """One metrics row per held-out split, and one {"prompt", "completion"} per prompt."""
+    """Both lists of `Evaluator`, with a row per split; {"prompt", "completion"} per prompt."""
 
     rows: list[MetricsRow]
     samples: list[dict[str, str]]
+    sequences: list[MetricsRow] = field(default_factory=list)
 
 
 class Scorer:
@@ -120,7 +121,8 @@ class Scorer:
     def score(self, model: Transformer) -> Scored:
         """Losses and samples of a model that `load` returned."""
         samples = [] if self._generator is None else self._generator(model)
-        return Scored(rows=self._evaluator(model), samples=samples)
+        rows, sequences = self._evaluator(model)
+        return Scored(rows=rows, samples=samples, sequences=sequences)
 
     def close(self) -> None:
         self._evaluator.close()

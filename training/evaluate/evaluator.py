@@ -13,6 +13,7 @@ tokens, so models with different tokenizers can be compared.
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
@@ -28,6 +29,7 @@ from models.shape.validation import Count, check_value
 from models.transformer import Transformer
 from pipeline.errors import InputError
 from training.config.job import MetricsRow, TrainJob
+from training.metrics.differences import SequenceLosses
 from training.metrics.stopwatch import Stopwatch
 from training.sharding.layout import Layout
 from training.step.program import Program
@@ -51,6 +53,12 @@ class SequenceSpans:
 
     starts: np.ndarray
     lengths: np.ndarray
+
+    def digest(self, shards: Sequence[TokenShard]) -> str:
+        """Of the tokens, as far as the `check` of every shard is known."""
+        found = hashlib.sha256(repr([(shard.tokens, shard.check) for shard in shards]).encode())
+        found.update(self.starts.tobytes() + self.lengths.tobytes())
+        return found.hexdigest()[:20]
 
 
 Batch = tuple[jax.Array, jax.Array]
@@ -110,10 +118,11 @@ def evaluate(
     batches: Iterable[Batch],
     token_bytes: jax.Array,
     name: str,
-) -> MetricsRow:
+) -> tuple[MetricsRow, np.ndarray, np.ndarray]:
     """Metrics row of the split `name`: loss (mean nats per token), bits_per_byte, tokens and bytes.
 
-    Omits bits_per_byte when the predicted tokens have no bytes.
+    Omits bits_per_byte when the predicted tokens have no bytes. Also nll, float32, and tokens,
+    int32, by sequence; those that fill up the last batch have 0 of both.
     """
     parts = fetch(step(model, *batch, token_bytes) for batch in batches)
     nll, tokens, size = (
@@ -122,13 +131,15 @@ def evaluate(
     )
     if not tokens:
         raise InputError(f"split {name!r}: expected tokens that count, the loss mask excludes all")
-    return {
+    row: MetricsRow = {
         "split": name,
         "loss": nll / tokens,
         **({"bits_per_byte": nll / math.log(2) / size} if size else {}),
         "tokens": tokens,
         "bytes": size,
     }
+    by_sequence = [np.concatenate([part[i] for part in parts]) for i in (0, 1)]
+    return row, by_sequence[0], by_sequence[1]
 
 
 class Interrupted(Exception):
@@ -164,7 +175,7 @@ class Evaluator:
         self._step, self._layout = step, layout
         self._length, self._batch_size = sequence_length, layout.whole_batch(batch_size)
         self._files = ExitStack()
-        self._splits: list[tuple[str, SequenceSpans, TokenArray]] = []
+        self._splits: list[tuple[str, SequenceSpans, TokenArray, str]] = []
         for name, shards in splits:
             array = TokenArray(shards, stored_ids or len(token_bytes), tokenizer_digest=tokenizer)
             rows = plan_sequences(len(array), sequence_length, sequences)
@@ -173,13 +184,16 @@ class Evaluator:
                     f"the held-out split {name!r} has {len(array)} tokens, at least 2 are needed; "
                     "select more documents for it"
                 )
-            self._splits.append((name, rows, self._files.enter_context(array)))
+            opened = self._files.enter_context(array)
+            self._splits.append((name, rows, opened, rows.digest(shards)))
         self._token_bytes = jax.device_put(np.asarray(token_bytes, np.int32), layout.replicated)
 
     def __call__(
         self, model: Transformer, stopping: Callable[[], bool] = lambda: False
-    ) -> list[MetricsRow]:
-        """One metrics row per split, see `evaluate`; every process gets the same ones.
+    ) -> tuple[list[MetricsRow], list[MetricsRow]]:
+        """One metrics row per split, see `evaluate`, and one of `SequenceLosses`.
+
+        Every process gets the same ones.
 
         Raises:
             Interrupted: `stopping`, which is called before every batch, returned true.
@@ -191,12 +205,15 @@ class Evaluator:
                     raise Interrupted
                 yield batch
 
-        found = []
-        for name, rows, array in self._splits:
+        found, by_sequence = [], []
+        for name, rows, array, digest in self._splits:
             batches = read_batches(rows, array.read, self._length, self._batch_size, self._layout)
             batches = unless_stopped(batches)
-            found.append(evaluate(self._step, model, batches, self._token_bytes, name))
-        return found
+            row, *losses = evaluate(self._step, model, batches, self._token_bytes, name)
+            nll, tokens = (each[: len(rows.starts)] for each in losses)
+            found.append(row)
+            by_sequence.append({"split": name, **SequenceLosses.row(digest, nll, tokens)})
+        return found, by_sequence
 
     def close(self) -> None:
         self._files.close()
@@ -242,15 +259,18 @@ class InTrainingEvaluation:
     def __call__(
         self, step: int, state: TrainState, stopping: Callable[[], bool]
     ) -> list[tuple[str, MetricsRow]] | None:
-        """The rows ("evaluation" or "sample", fields) after a step; None when it was cancelled.
+        """The rows after a step, each with its kind; None when it was cancelled.
 
-        Every process calls it. `stopping` is called before every batch.
+        The kinds are "evaluation", "sample" and, after the last step, "sequences". Every process
+        calls it. `stopping` is called before every batch.
         """
         try:
-            scores = self._evaluator(state.eval_params, stopping)
+            scores, by_sequence = self._evaluator(state.eval_params, stopping)
         except Interrupted:
             return None
         rows = [("evaluation", {"step": step, **score}) for score in scores]
+        if step == self._job.train.steps:
+            rows += [("sequences", {"step": step, **row}) for row in by_sequence]
         if self._generator is not None:
             with self._watch.during("samples"):
                 texts = self._generator(state.eval_params)

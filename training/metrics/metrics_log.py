@@ -1,8 +1,9 @@
 """Writes and reads `metrics.jsonl`, the only record of a run's metrics, events and times.
 
-Each line is a JSON object: `kind` ("config", "began", "time", "step", "evaluation", "sample" or the
-name of an event), `time` (Unix) and fields; `training.metrics.recorder` defines those of a step,
-`training.metrics.goodput` those of a time. Process 0 encodes a line immediately and a thread
+Each line is a JSON object: `kind` ("config", "began", "time", "step", "evaluation", "sample",
+"sequences" or the name of an event), `time` (Unix) and fields; `training.metrics.recorder` defines
+those of a step, `training.metrics.goodput` those of a time, `training.metrics.differences` those of
+the sequences of a run's last evaluation. Process 0 encodes a line immediately and a thread
 appends it within a second, so the training loop never blocks on a disk or store.
 
 The history of a run is the log of every attempt up to the checkpoint that the next one resumed
@@ -32,7 +33,12 @@ Segment = tuple[str, int]
 """A directory with a metrics log, and how many bytes of the log belong to the history."""
 
 NAME = "metrics.jsonl"
-TABLES = {"history": "step", "evaluations": "evaluation", "samples": "sample"}
+TABLES = {
+    "history": "step",
+    "evaluations": "evaluation",
+    "samples": "sample",
+    "sequences": "sequences",
+}
 """Tables of a run, and the `kind` of the entries that are their rows."""
 MEASURED = frozenset(
     {

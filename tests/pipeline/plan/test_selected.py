@@ -15,7 +15,7 @@ from pipeline.plan.state import pick, read_state
 from pipeline.store import storage
 from pipeline.store.garbage import delete, find_garbage
 from pipeline.store.outputs import Found, Store
-from pipeline.sweep import select, sweep
+from pipeline.sweep import select, selection, sweep
 from tests.pipeline.helpers import bring_up, check_invariants, executed, result
 from tests.pipeline.toy import Numbers, Order, clamp, numbers, opened, opened_many, order, orders
 
@@ -123,3 +123,21 @@ def test_a_steps_name_means_its_candidates_and_no_step_of_a_longer_name():
     assert [node.label for node in pick(nodes, "order")] == ["order[2]", "order[3]"]
     assert len(pick(nodes, "ord")) == 3
     assert [node.step.name for node in pick(nodes, "orders")] == ["orders"]
+
+
+def test_the_candidates_class_says_how_certain_the_choice_is(tmp_path, monkeypatch):
+    """With the opened candidates, the path and the choice; the class is no part of the key."""
+    seen = []
+
+    def compared(cls, candidates, by, best):
+        seen.append((cls, {type(each) for each in candidates}, by, best))
+        return [{"rank": number} for number, _ in enumerate(candidates)], "by chance"
+
+    candidates = order(numbers(count=4)), order(numbers(count=10))
+    key = as_node(_largest(*candidates)).key
+    monkeypatch.setattr(Order, "compared", classmethod(compared))
+    found = _found(str(tmp_path), _largest(*candidates)).manifest
+    assert seen == [(Order, {Order}, "count", 1)]
+    assert [row["rank"] for row in found.result["measured"]["candidates"]] == [0, 1]
+    assert found.result["headline"][0].endswith("(10); by chance")
+    assert found.key == key == as_node(selection(candidates, by="count", mode="max")).key

@@ -9,12 +9,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from pipeline import InputError
 from pipeline.pages.readable import flat
 from steps.pages.run_record import of_directory
 from training.config import TrainConfig
+from training.metrics.differences import SequenceLosses
 
 ROOT = Path(__file__).parents[3]
 compare = importlib.import_module("steps.pages.compare")  # of the package, the name is the step's
@@ -146,6 +148,45 @@ def test_settings_of_an_unfinished_run_are_what_identifies_it(unfinished):
     assert compare.differences([found, whole]) == [["setting", "live", "whole"]]
     other = dataclasses.replace(whole, name="other", config={**whole.config, "sample": {}})
     assert compare.differences([found, whole, other])[1:] == [["sample.tokens", "-", "5", "-"]]
+
+
+def scored_run(path, loss, nll=None):
+    """A run of two splits, with the losses by sequence of validation if they are given."""
+    rows = [{"step": 2, "split": split, "loss": loss} for split in ("validation", "web")]
+    entries = [{"kind": "evaluation", **row} for row in rows]
+    if nll is not None:
+        row = SequenceLosses.row("text", np.float32(nll), np.full(len(nll), 10))
+        entries.append({"kind": "sequences", "step": 2, "split": "validation", **row})
+    lines(path, [*steps(1, 2), *entries])
+    return compare._record(f"{path.name}={path}")
+
+
+def test_differences_of_losses_have_standard_errors_where_sequences_are_known(tmp_path):
+    """Paired on validation; an older run and the other split say why there is none."""
+    nll = np.random.default_rng(0).normal(30, 5, (2, 40))
+    runs = [
+        scored_run(tmp_path / "a", nll[0].mean() / 10, nll[0]),
+        scored_run(tmp_path / "b", nll[1].mean() / 10, nll[1]),
+        scored_run(tmp_path / "old", 9.0),
+    ]
+    best = int(nll[1].mean() < nll[0].mean())
+    pairs = (nll[1 - best] - nll[best]) / 10
+    name, other = "ba"[best], "ab"[best]
+    error = pairs.std(ddof=1) / np.sqrt(40)
+    assert pairs.mean() < 2.0227 * error
+    found = compare.noise_table(runs)[1:]
+    how = "paired over 40 sequences"
+    first = ["validation", name, other, f"{pairs.mean():+.4f}", f"{error:.4f}", how]
+    assert found[0] == [*first, "within noise"]
+    assert found[1][1:3] == ["old", other]
+    assert found[1][4:] == ["-", "not paired: old has no losses by sequence", ""]
+    whys = [f"not paired: {run} has no losses by sequence" for run in (name, "old")]
+    assert [row[5] for row in found[2:]] == whys
+    page = compare.render(runs)
+    assert "Differences of losses" in page
+    assert how in page
+    said = f"validation: within noise of {other}: {name} ({pairs.mean():+.4f} ± {error:.4f}, {how})"
+    assert compare.within(runs) == [said]
 
 
 def test_a_step_that_has_written_nothing_yet_is_refused(tmp_path):

@@ -22,6 +22,7 @@ from training.evaluate.evaluator import (
     plan_sequences,
     read_batches,
 )
+from training.metrics.differences import SequenceLosses
 from training.step.train_step import make_evaluation_step
 
 SIZES = st.integers(1, 40)
@@ -53,14 +54,14 @@ def test_a_part_is_spread_evenly_over_the_set(tokens, length, most):
 
 
 def oracle(model, split, rows):
-    """Nats, predicted tokens and bytes over `rows` of a split, one row at a time, in float64."""
-    nll, tokens, size = 0.0, 0, 0
+    """Nats by row, predicted tokens and bytes over `rows` of a split, in float64."""
+    nll, tokens, size = [], 0, 0
     for start, length in zip(rows.starts, rows.lengths, strict=True):
         row = split[start : start + length]
-        nll += reference.nll(model, row[None])[0].sum()
+        nll.append(reference.nll(model, row[None])[0].sum())
         tokens += length - 1
         size += sum(tiny.TOKEN_BYTES[token] for token in row[1:])
-    return nll, tokens, size
+    return np.array(nll), tokens, size
 
 
 def random_split(tokens):
@@ -85,11 +86,15 @@ def test_scores_are_exact_token_means(tokens, most):
     program = tiny.program(1)
     split, read = random_split(tokens)
     model, rows = program.init().model, plan_sequences(tokens, tiny.LENGTH, most)
-    found = scores(program, model, read, rows)
+    found, *by_sequence = scores(program, model, read, rows)
     nll, count, size = oracle(jax.device_get(model), split, rows)
     assert (found["tokens"], found["bytes"]) == (count, size)
-    assert found["loss"] == pytest.approx(nll / count, rel=2e-6)
-    assert found["bits_per_byte"] == pytest.approx(nll / math.log(2) / size, rel=2e-6)
+    assert found["loss"] == pytest.approx(nll.sum() / count, rel=2e-6)
+    assert found["bits_per_byte"] == pytest.approx(nll.sum() / math.log(2) / size, rel=2e-6)
+    ours, counts = (each[: len(nll)] for each in by_sequence)
+    np.testing.assert_allclose(ours, nll, rtol=5e-6)
+    assert counts.tolist() == (rows.lengths - 1).tolist()
+    assert not any(each[len(nll) :].any() for each in by_sequence)
 
 
 @pytest.mark.slow
@@ -99,8 +104,10 @@ def test_devices_and_batch_size_do_not_enter_the_figures(devices, batch_size):
     program, one = tiny.program(devices), tiny.program(1)
     _, read = random_split(600)
     rows = plan_sequences(600, tiny.LENGTH)
-    got = scores(program, program.init().model, read, rows, batch_size)
-    want = scores(one, one.init().model, read, rows)
+    got, *ours = scores(program, program.init().model, read, rows, batch_size)
+    want, *theirs = scores(one, one.init().model, read, rows)
+    for a, b in zip(ours, theirs, strict=True):
+        np.testing.assert_allclose(a[: len(rows.starts)], b[: len(rows.starts)], rtol=1e-6)
     assert (got["tokens"], got["bytes"]) == (want["tokens"], want["bytes"])
     assert got["loss"] == pytest.approx(want["loss"], rel=1e-6)
     assert got["bits_per_byte"] == pytest.approx(want["bits_per_byte"], rel=1e-6)
@@ -143,7 +150,7 @@ def test_the_host_waits_for_room_only_and_reads_once(monkeypatch):
     """Of 500 batches few are on the way at any time, and numbers come back in one transfer."""
     machine = Machine(monkeypatch, 1000.1)
     batches = ((np.zeros((8, 4)), np.zeros(8)) for _ in range(500))
-    found = evaluate(machine.step, None, batches, None, "validation")
+    found, *_ = evaluate(machine.step, None, batches, None, "validation")
     assert 1 < machine.most <= evaluation.IN_FLIGHT
     assert machine.fetched == 1
     # In float32 the sum of 4,000 such numbers is off by some 1e-5 of itself.
@@ -186,16 +193,20 @@ def test_several_sets_whole(data):
         batch_size=tiny.BATCH,
     )
     model = program.init().model
-    rows = evaluator(model)
-    assert rows == evaluator(model), "the same model has the same figures"
+    rows, by_sequence = evaluator(model)
+    assert (rows, by_sequence) == evaluator(model), "the same model has the same figures"
     evaluator.close()
+    assert [row["split"] for row in by_sequence] == ["validation", "other"]
+    assert len({row["of"] for row in by_sequence}) == 2
+    for row, losses in zip(rows, map(SequenceLosses.of_row, by_sequence), strict=True):
+        assert losses.sums[0].sum() / losses.sums[1].sum() == pytest.approx(row["loss"], rel=1e-6)
     assert [row["split"] for row in rows] == ["validation", "other"]
     assert step._cache_size() == 1
     for row, shards in zip(rows, data.values(), strict=True):
         ids = stream(shards)
         nll, count, size = oracle(jax.device_get(model), ids, plan_sequences(len(ids), tiny.LENGTH))
         assert (row["tokens"], row["bytes"]) == (count, size)
-        assert row["loss"] == pytest.approx(nll / count, rel=2e-6)
+        assert row["loss"] == pytest.approx(nll.sum() / count, rel=2e-6)
 
 
 def boundaries(program):
@@ -222,6 +233,20 @@ def test_a_set_without_a_prediction_is_refused(data):
     short = {"short": (TokenShard(shard.directory, 1, shard.check),)}
     with pytest.raises(InputError, match="'short' has 1 tokens"):
         make(short)
+
+
+def test_the_digest_is_of_the_tokens_that_are_read():
+    """Other shards, a part of them, or another length of the sequences have another one."""
+    shards = [TokenShard("a", 600, "x"), TokenShard("b", 400, "y")]
+    moved = [shard._replace(directory=f"/elsewhere/{shard.directory}") for shard in shards]
+    rows = plan_sequences(1000, 32)
+    others = [
+        rows.digest([shards[0], shards[1]._replace(check="z")]),
+        plan_sequences(1000, 32, 8).digest(shards),
+        plan_sequences(1000, 64).digest(shards),
+    ]
+    assert rows.digest(moved) == rows.digest(shards)
+    assert len({rows.digest(shards), *others}) == 4
 
 
 def test_no_rows_at_all_are_refused(data):

@@ -1,0 +1,135 @@
+"""Whether the losses of two runs differ by more than noise.
+
+A difference has two standard errors. *Over sequences* it is a ratio of sums of pairs, since both
+models were scored on the same ones (Cochran, 1977, Sampling Techniques, section 6.4); it holds for
+these two models on other text. *Over seeds* it has the standard deviation among runs of one
+configuration, pooled over all configurations (one-way analysis of variance); it holds for the
+configurations. A difference is within noise if it is below the 97.5 % quantile of Student's t times
+the standard error: 1.96 for many sequences, 2.78 for two times three seeds.
+"""
+
+from __future__ import annotations
+
+import base64
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+MOST_BLOCKS = 4096
+"""Sums that are kept of an evaluation: of more sequences, consecutive ones are added up."""
+
+
+@dataclass(frozen=True, eq=False)
+class SequenceLosses:
+    """The losses of one evaluation by block of consecutive sequences, in most cases of one.
+
+    Attributes:
+        of: digest of the sequences; two evaluations with the same one can be paired.
+        sequences: their number.
+        sums: float64 [2, block]: negative log-likelihood in nats, and predictions that count.
+    """
+
+    of: str
+    sequences: int
+    sums: np.ndarray
+
+    @staticmethod
+    def row(of: str, nll: np.ndarray, tokens: np.ndarray) -> dict[str, Any]:
+        """As JSON, of both by sequence; a number is in a list, because trackers draw numbers."""
+        starts = np.arange(0, len(nll), max(1, -(-len(nll) // MOST_BLOCKS)))
+        sums = np.add.reduceat(np.stack([nll, tokens]).astype(np.float64), starts, axis=1)
+        text = base64.b64encode(sums.astype("<f4").tobytes()).decode()
+        return {"of": of, "sequences": [len(nll)], "sums": text}
+
+    @staticmethod
+    def of_row(row: dict[str, Any], scale: float = 1.0) -> SequenceLosses:
+        """Of a row's numbers, with the losses times `scale`."""
+        sums = np.frombuffer(base64.b64decode(row["sums"]), "<f4").reshape(2, -1)
+        return SequenceLosses(row["of"], row["sequences"][0], sums * np.array([[scale], [1.0]]))
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One run's loss; `recipe` is the same for runs that differ in seeds alone, "" if unknown."""
+
+    name: str
+    loss: float
+    recipe: str = ""
+    losses: SequenceLosses | None = None
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How much larger the loss of `runs` is than that of `than`; means, if these are several.
+
+    `error` is the standard error, of so many degrees of `freedom`; NaN where `how` says why.
+    """
+
+    runs: tuple[str, ...]
+    than: tuple[str, ...]
+    value: float
+    error: float
+    how: str
+    freedom: int
+
+    @property
+    def within_noise(self) -> bool:
+        """False without a standard error."""
+        from scipy.special import stdtrit
+
+        return bool(abs(self.value) < stdtrit(max(self.freedom, 1), 0.975) * self.error)
+
+    def __str__(self) -> str:
+        error = f" ± {self.error:.4f}" if math.isfinite(self.error) else ""
+        return f"{', '.join(self.runs)} ({self.value:+.4f}{error}, {self.how})"
+
+    def to_json(self) -> dict[str, Any]:
+        error = {"standard_error": self.error} if math.isfinite(self.error) else {}
+        found = {"difference": self.value, **error, "how": self.how}
+        return {**found, "within_noise": self.within_noise}
+
+
+def differences(runs: Sequence[Measured], reference: int | None = None) -> Iterator[Difference]:
+    """Of every recipe from that of the run `reference`, by default that of the lowest loss.
+
+    One over seeds, if any recipe has several, and one over sequences.
+    """
+    groups: dict[Any, list[Measured]] = {}
+    for number, run in enumerate(runs):
+        groups.setdefault(run.recipe or number, []).append(run)
+    means = {recipe: math.fsum(r.loss for r in g) / len(g) for recipe, g in groups.items()}
+    best = min(means, key=lambda recipe: (math.isnan(means[recipe]), means[recipe]))
+    best = best if reference is None else runs[reference].recipe or reference
+    freedom, than = len(runs) - len(groups), groups.pop(best)
+    squares = math.fsum((r.loss - means[r.recipe or n]) ** 2 for n, r in enumerate(runs))
+    for recipe, group in groups.items():
+        names, value = (_names(group), _names(than)), means[recipe] - means[best]
+        if freedom:
+            error = math.sqrt(squares / freedom * (1 / len(group) + 1 / len(than)))
+            how = f"over {len(group)} and {len(than)} seeds"
+            yield Difference(*names, value, error, how, freedom)
+        yield Difference(*names, value, *_paired(group, than))
+
+
+def _names(group: Sequence[Measured]) -> tuple[str, ...]:
+    return tuple(run.name for run in group)
+
+
+def _paired(*pair: Sequence[Measured]) -> tuple[float, str, int]:
+    """Standard error over sequences, how it was found, and its degrees of freedom."""
+    if missing := [run.name for part in pair for run in part if run.losses is None]:
+        return math.nan, f"not paired: {missing[0]} has no losses by sequence", 0
+    known = [[run.losses for run in part if run.losses is not None] for part in pair]
+    one, tokens = known[0][0], known[0][0].sums[1]
+    if any(o.of != one.of or not np.array_equal(o.sums[1], tokens) for part in known for o in part):
+        return math.nan, "not paired: scored on other sequences", 0
+    if (blocks := len(tokens)) < 2:
+        return math.nan, "not paired: one sequence", 0
+    ours, theirs = (np.mean([o.sums[0] for o in part], axis=0) for part in known)
+    rest = (pairs := ours - theirs) - tokens * pairs.sum() / tokens.sum()
+    error = math.sqrt(blocks / (blocks - 1) * np.square(rest).sum()) / float(tokens.sum())
+    many = f" in {blocks:,} blocks" if blocks < one.sequences else ""
+    return error, f"paired over {one.sequences:,} sequences{many}", blocks - 1
