@@ -40,6 +40,9 @@ _COMPANIONS = {
     "context": lambda new: {"positions": "learned"},
     "window_pattern": lambda new: {"window": 64 if "S" in new else None},
     "window": lambda new: {"window_pattern": "SL"},
+    "head_std": lambda new: {"tied": False},
+    "muon_momentum_start": lambda new: {"muon_momentum_warmup": 5},
+    "muon_momentum_warmup": lambda new: {"muon_momentum_start": 0.5},
 }
 
 
