@@ -88,7 +88,7 @@ FLOORS = {
     ),
     "steps": (
         *("platforms", "measured", "artifacts", "gang", "declared", "checkpoints", "documents"),
-        *("tokens", "training", "pages", "evaluation", "exchange", "scaling_law", "tuning", "cli"),
+        *("tokens", "scaling_law", "training", "pages", "evaluation", "exchange", "tuning", "cli"),
         "__init__",
     ),
     "data": (
