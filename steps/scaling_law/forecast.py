@@ -4,12 +4,13 @@ A run counts if its data (but for the order), recipe and evaluation are those of
 grows with a model or its budget may differ: sizes, steps, batch, rates, warmup and weight decay. Of
 runs that differ in seeds the mean counts, of other runs of equal N and D the lowest loss.
 
-The law is L(N, D) = E + A / N^alpha + B / D^beta where N and D of the runs determine it, else
-L(D) = E + B / D^beta of at least two runs of the same model and settings. So few runs leave the
-exponents and the noise open, so these have priors: draws of them are weighted by the likelihood of
-the losses (importance sampling), and E, A and B of a draw come from linear least squares with its
-covariance. This takes 0.05 s of processor time; 200 refits of `steps.scaling_law.fit`, which has no
-prior, take 5. The interval is as good as the law's form: docs/scaling.md has measured coverages.
+The law is L(D) = E + B / D^beta of three runs or more of the same model and settings; else
+L(N, D) = E + A / N^alpha + B / D^beta where N and D of the runs determine it; else L(D) of two. So
+few runs leave the exponents and the noise open, so these have priors: draws of them are weighted by
+the likelihood of the losses (importance sampling), and E, A and B of a draw come from linear least
+squares with its covariance. This takes 0.05 s of processor time; 200 refits of
+`steps.scaling_law.fit`, which has no prior, take 5. The interval is as good as the law's form:
+docs/scaling.md has measured coverages.
 """
 
 from __future__ import annotations
@@ -189,12 +190,12 @@ def forecast(wanted: Run, runs: Iterable[Run]) -> LossForecast | str:
     """The forecast, or the reason why these runs allow none."""
     runs = list(runs)
     family = [run for run in runs if run.family == wanted.family]
-    points = tuple(_lowest(family))
-    why = why_not_two_variables(points) if points else "L(N, D) needs runs"
-    if not why:
-        return _posterior(points, wanted.point, ("parameters", "tokens"))
     same = _lowest(run for run in family if run.settings == wanted.settings)
     counts = len(groups([point.tokens for point in same], _APART))
+    points = _lowest(family)
+    why = why_not_two_variables(points) if points else "L(N, D) needs runs"
+    if not why and counts < 3:
+        return _posterior(points, wanted.point, ("parameters", "tokens"))
     if counts > 1:
         return _posterior(same, wanted.point, ("tokens",))
     if not runs:

@@ -89,6 +89,14 @@ def test_the_law_of_both_is_found_where_runs_suffice():
     assert found.loss == pytest.approx(truth, rel=0.02)
 
 
+def test_three_runs_of_the_model_itself_come_before_other_sizes():
+    """The sum of two terms is less certain than the law of one model; two runs are too few."""
+    wanted = run(model=sized(64), steps=1600)
+    runs = [each for each in grid() if each.settings != wanted.settings or each.point.tokens > 6400]
+    found = [forecast(wanted, each) for each in (grid(), runs)]
+    assert [(each.law, each.runs) for each in found] == [("L(D)", 3), ("L(N, D)", 8)]
+
+
 def test_the_interval_of_both_has_its_share():
     """30 ladders with noise of 1 %: eight in ten hold a run twice as large and as long."""
     wanted, inside = run(model=sized(128), steps=800), 0
