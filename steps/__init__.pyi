@@ -47,8 +47,8 @@ from steps.pages.board import board as board
 from steps.pages.compare import compare as compare
 from steps.pages.preparation import preparation_report as preparation_report
 from steps.pages.report import report as report
-from steps.scaling_law.scaling import ladder as ladder
-from steps.scaling_law.scaling import scaling as scaling
+from steps.pages.scaling import ladder as ladder
+from steps.pages.scaling import scaling as scaling
 from steps.tokens.conversations import Exchange as Exchange
 from steps.tokens.conversations import Messages as Messages
 from steps.tokens.conversations import conversations as conversations

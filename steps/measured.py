@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, ClassVar
 
 from pipeline import Artifact
@@ -80,12 +80,13 @@ def recipe_of(path: str, manifest: Manifest) -> str:
             above = resolve_ref(path, read["directory"])
             made = readable(above)
             inputs[name] = recipe_of(above, made) if made else ""
-    config = _without_seeds(without_defaults(manifest.config))
+    config = without(without_defaults(manifest.config), ("seed",))
     known = all(inputs.values())
     return digest([manifest.step, manifest.version, config, inputs]) if known else ""
 
 
-def _without_seeds(tree: Any) -> Any:
+def without(tree: Any, names: Collection[str]) -> Any:
+    """A canonical tree without the fields of these names, at any depth."""
     if isinstance(tree, Mapping):
-        return {name: _without_seeds(each) for name, each in tree.items() if name != "seed"}
-    return [_without_seeds(each) for each in tree] if isinstance(tree, list) else tree
+        return {name: without(each, names) for name, each in tree.items() if name not in names}
+    return [without(each, names) for each in tree] if isinstance(tree, list) else tree

@@ -88,7 +88,7 @@ FLOORS = {
     ),
     "steps": (
         *("platforms", "measured", "artifacts", "gang", "declared", "checkpoints", "documents"),
-        *("tokens", "training", "pages", "evaluation", "exchange", "scaling_law", "tuning", "dial"),
+        *("tokens", "scaling_law", "training", "pages", "evaluation", "exchange", "tuning", "dial"),
         *("cli", "__init__"),
     ),
     "data": (

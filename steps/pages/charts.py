@@ -136,6 +136,11 @@ def loss_chart(run: TrainingRun, restarts: Sequence[float] = ()) -> Markup:
         level = f"unigram entropy {run.entropy:.2f}"
         x, y = [min(ends), max(ends)], [run.entropy] * 2
         curves.append(Curve(level, x, y, GREY, "dashed"))
+    for row in run.forecasts[-1:]:
+        last, low, high = (row[name] for name in ("steps", "low", "high"))
+        x = [last - 0.02 * last, last]
+        label = "forecast, 80 %"
+        curves.append(Curve(label, x, [low] * 2, COLOURS[3], "band", high=[high] * 2))
     if restarts:
         curves.append(Curve("restart", restarts, (), GREY, "rule"))
     return chart(curves, "nats per token")

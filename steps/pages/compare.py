@@ -20,6 +20,7 @@ from pipeline.pages.readable import duration, flat
 from pipeline.plan.lineage import lineage
 from pipeline.store import storage
 from steps.artifacts import Checkpoint, Report
+from steps.scaling_law.forecast import scored as scored_forecasts
 
 if TYPE_CHECKING:
     from steps.pages.run_record import TrainingRun
@@ -251,9 +252,16 @@ def main(arguments: Sequence[str]) -> int:
     flags = argparse.ArgumentParser(
         prog="ponente compare", description="Several training runs on one page."
     )
-    flags.add_argument("runs", nargs="+", help="directory, or name=directory")
+    flags.add_argument("runs", nargs="*", help="directory, or name=directory")
     flags.add_argument("--output", default="compare.html")
+    flags.add_argument("--forecasts", metavar="STORE", help="only list a store's forecasts, scored")
     options = flags.parse_args(arguments)
+    if options.forecasts:
+        for line in scored_forecasts(storage.normalise(options.forecasts)):
+            say(line)
+        return 0
+    if not options.runs:
+        flags.error("the following arguments are required: runs")
     output = storage.normalise(options.output)
     records = [_record(each) for each in options.runs]
     storage.write_atomic(output, render(records).encode())

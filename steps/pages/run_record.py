@@ -47,6 +47,7 @@ class TrainingRun:
         samples: rows with step, prompt and completion.
         sequences: rows of the losses by sequence, see `training.metrics.differences`.
         recipe: the same of runs that differ in seeds alone, see `recipe_of`; "" if unknown.
+        forecasts: rows of its forecast before the first step, see `TrainJob.forecast`.
         attempts: the attempts with their times.
         config: its settings, nested. The settings of a run that it continues are not included;
             "continues" names that run.
@@ -64,6 +65,7 @@ class TrainingRun:
     partial: bool = False
     sequences: Sequence[Row] = ()
     recipe: str = ""
+    forecasts: Sequence[Row] = ()
 
     @property
     def splits(self) -> list[str]:
@@ -114,6 +116,7 @@ def of_checkpoint(checkpoint: Checkpoint, name: str, ancestors: Iterable[Ancesto
         config=_configuration(ancestors, checkpoint),
         entropy=checkpoint.result.get("unigram_entropy"),
         sequences=tables["sequences"],
+        forecasts=tables["forecasts"],
         recipe=recipe_of(checkpoint.path, checkpoint.manifest),
     )
 
@@ -243,6 +246,7 @@ def of_directory(url: str, name: str) -> TrainingRun:
         evaluations=_joined(logs, "evaluation"),
         samples=_joined(logs, "sample"),
         sequences=_joined(logs, "sequences"),
+        forecasts=_joined(logs, "forecast"),
         attempts=list(filter(None, map(fold, logs))),
         config={**above, **_settings(configs[-1])} if configs else above,
         partial=True,

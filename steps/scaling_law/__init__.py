@@ -1,1 +1,1 @@
-"""Ladders of runs and the law fitted to them."""
+"""Laws of the loss that are fitted to runs, and forecasts by them."""

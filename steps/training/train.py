@@ -26,6 +26,7 @@ from steps.artifacts import TRAIN, Checkpoint, Sequences
 from steps.checkpoints.find import describe
 from steps.declared import check_training
 from steps.gang import FLAGS, TRACKING, joined
+from steps.scaling_law.forecast import forecast_row, score, sentence
 from steps.training.budget import check_budget, resolved, told_epochs
 from steps.training.plan.facts import training_facts
 from training.config import OptimizerConfig, TrainConfig
@@ -134,6 +135,9 @@ def run_training(
             sorted((s.result["step"], storage.join(run.root, s.root)) for s in earlier)
         ),
         start=start,
+        forecast=forecast_row(run.root, sequences, model, optimizer, train, splits)
+        if start is None and not earlier
+        else None,
         name=run.root.rpartition("/")[2],
         run_directory=run.keep,
         shared_directory=storage.join(run.root, "shared", run.ledger.build),
@@ -150,26 +154,32 @@ def run_training(
         attempts = attempts_of(run.root, job.build)
         write_history(directory, history, map(dataclasses.asdict, attempts))
     entropy = cache.result["splits"][TRAIN]["unigram_entropy"]
-    identity = plain_identity(train)
     evaluations = [plain(entry) for entry in read_history(history, ["evaluation"])]
+    summary = _summary(trained["checkpoint"], evaluations, entropy, trained["skipped"])
+    scored = score(read_history(history, ["forecast"]), summary["last"])
+    summary["headline"] += [sentence(each) for each in scored.values()]
     if skipped := trained["skipped"]:
         run.warn(
             f"{skipped:,} of {train.steps:,} updates were not applied (column `skipped` of "
             "metrics.jsonl): not finite, a loss spike, or no counted token"
         )
     return {
-        **_summary(trained["checkpoint"], evaluations, entropy, skipped),
+        **summary,
         "model": plain_identity(model),
-        "train": identity,
+        "train": plain_identity(train),
         "first_steps": first_steps or train.steps,
         "epochs": list(passes),
-        "measured": {
-            "hardware": hardware.name,
-            **{name: trained[name] for name in ("devices", "seconds", "compilations")},
-            "attention": f"{trained['backend']}: {trained['backend_reason']}",
-            **{name: trained[name] for name in ("notes", "memory")},
-            "runtime": {k: v for k, v in dataclasses.asdict(train).items() if k not in identity},
-        },
+        "measured": {"hardware": hardware.name, **_measured(trained, train), **scored},
+    }
+
+
+def _measured(trained: dict[str, Any], train: TrainConfig) -> dict[str, Any]:
+    identity = plain_identity(train)
+    return {
+        **{name: trained[name] for name in ("devices", "seconds", "compilations")},
+        "attention": f"{trained['backend']}: {trained['backend_reason']}",
+        **{name: trained[name] for name in ("notes", "memory")},
+        "runtime": {k: v for k, v in dataclasses.asdict(train).items() if k not in identity},
     }
 
 

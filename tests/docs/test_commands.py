@@ -108,7 +108,7 @@ def _ponente(words: list[str]) -> None:
         file = next(word for word in others if word.endswith(".py") or word == PLACEHOLDER)
         _verb("plan", experiment(file), [word for word in others if word != file])
     elif verb == "compare":
-        assert {w for w in rest if w.startswith("-")} <= {"--output"}
+        assert {w for w in rest if w.startswith("-")} <= {"--output", "--forecasts"}
     elif verb in LIBRARY:
         {"generate": generate, "export": export, "dial": dial}[verb]._parser().parse_args(rest)
     else:

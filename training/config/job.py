@@ -68,6 +68,7 @@ class TrainJob:
         attempt: part of the checkpoints' names; differs among attempts that share the directory.
         resume_from: (step, path) of committed checkpoints of this run, oldest first.
         start: checkpoint to begin with if `resume_from` is empty; None for new parameters.
+        forecast: fields of the forecast of its last loss, to be recorded; None for none.
         name: name of the run for trackers, the same for all its attempts.
         run_directory: directory of this attempt for `metrics.jsonl`, traces and trackers' files; if
             empty, metrics go next to the checkpoints, without traces and trackers.
@@ -87,6 +88,7 @@ class TrainJob:
     attempt: str = "0"
     resume_from: tuple[tuple[int, str], ...] = ()
     start: Start | None = None
+    forecast: MetricsRow | None = None
     name: str = ""
     run_directory: str = ""
     shared_directory: str = ""
@@ -119,8 +121,8 @@ class Listener:
     """Hears of a run, each method in process 0; those that a caller does not override do nothing.
 
     The events, with their fields: "corrupt_checkpoint", "failed_checkpoint", "resumed",
-    "started_from", "learning_rate", "evaluation", "sample", "sequences", "tracker", "preempted",
-    and in any process "watchdog".
+    "started_from", "learning_rate", "evaluation", "sample", "sequences", "forecast", "tracker",
+    "preempted", and in any process "watchdog".
     """
 
     def commit(self, step: int, path: str) -> None:

@@ -1,10 +1,11 @@
 """Writes and reads `metrics.jsonl`, the only record of a run's metrics, events and times.
 
 Each line is a JSON object: `kind` ("config", "began", "time", "step", "evaluation", "sample",
-"sequences" or the name of an event), `time` (Unix) and fields; `training.metrics.recorder` defines
-those of a step, `training.metrics.goodput` those of a time, `training.metrics.differences` those of
-the sequences of a run's last evaluation. Process 0 encodes a line immediately and a thread
-appends it within a second, so the training loop never blocks on a disk or store.
+"sequences", "forecast" or the name of an event), `time` (Unix) and fields, which are defined in
+`training.metrics.recorder` for a step, `training.metrics.goodput` for a time,
+`training.metrics.differences` for the sequences of a run's last evaluation. Process 0 encodes a
+line immediately and a thread appends it within a second, so the training loop never blocks on a
+disk or store.
 
 The history of a run is the log of every attempt up to the checkpoint that the next one resumed
 from. A checkpoint holds no lines but a `Segment` per attempt, and is recorded after those bytes are
@@ -38,6 +39,7 @@ TABLES = {
     "evaluations": "evaluation",
     "samples": "sample",
     "sequences": "sequences",
+    "forecasts": "forecast",
 }
 """Tables of a run, and the `kind` of the entries that are their rows."""
 MEASURED = frozenset(

@@ -161,6 +161,8 @@ class _Trainer:
             else:
                 self.run.log.resume(start.history)
         self.run.began(start.step, loaded=self.compiler.loaded > 0)
+        if self.job.forecast is not None and start.step == 0:
+            self.run.event("forecast", step=0, **self.job.forecast)
         if start.event is not None:
             self.run.event(start.event[0], **start.event[1])
         if self.run.leader:

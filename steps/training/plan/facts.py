@@ -11,9 +11,12 @@ from typing import Any
 from models.hf import architectures
 from models.shape.footprint import footprint
 from pipeline.accelerators import Chip
-from pipeline.graph.facts import Facts, Results
+from pipeline.graph.facts import Facts, Published, Results
 from pipeline.graph.step import Node
+from pipeline.store import storage
+from steps.artifacts import Sequences
 from steps.platforms import chip_of, devices_here
+from steps.scaling_law.forecast import SHARE, LossForecast, forecast_of
 from steps.training.budget import told_epochs
 from steps.training.plan import memory
 from steps.training.plan.cost import checkpoint_bytes, money, run_time, speed_here
@@ -39,6 +42,7 @@ def training_facts(node: Node, results: Results) -> Facts:
         unknown = child is not None and model_of(node, results) is None
         return Facts((f"model       {known} when {child.label} is built",) if unknown else ())
     lines, data = _size(run)
+    lines += _forecast(node, run, results, data)
     lines += _without_effect(run, run.steps) if run.steps else []
     devices, chip = devices_here(run.hardware), chip_of(run.hardware)
     if devices is None:
@@ -66,6 +70,22 @@ def training_facts(node: Node, results: Results) -> Facts:
     if run.steps:
         lines += _whole_run(run, resolved, step, chip, data)
     return Facts(tuple(lines), data, examine=_examination(run))
+
+
+def _forecast(node: Node, run: DeclaredRun, results: Results, data: dict[str, Any]) -> list[str]:
+    """A line about the last loss of a training from new parameters, or why it is not known."""
+    if node.step.name != "train" or not isinstance(results, Published):
+        return []
+    found: LossForecast | str = "the sequences are not built yet"
+    if (place := results.places.get(node.inputs["sequences"].key)) and run.steps:
+        own = storage.join(results.prefix, node.directory)
+        settings = run.model, run.optimizer, run.whole, node.config["splits"]
+        found = forecast_of(own, Sequences(*place), *settings)
+    if isinstance(found, str):
+        data["forecast"] = {"why": found}
+        return [f"loss        no forecast: {found}"]
+    data["forecast"] = {**vars(found), "share": SHARE}
+    return [f"loss        {found}"]
 
 
 def _without_effect(run: DeclaredRun, steps: int) -> list[str]:

@@ -143,7 +143,7 @@ def scaling(
         InputError: the runs determine neither law, have different tokenizers, or one has no loss
             on the split.
     """
-    from steps.scaling_law import page as scaling_page
+    from steps.pages import scaling_page
     from steps.scaling_law.fit import CONFIDENCE, ScalingLaw
 
     trained = [_checkpoint(each) for each in runs]

@@ -26,8 +26,8 @@ from pipeline.plan import facts
 from pipeline.store import storage
 from steps.artifacts import Checkpoint, Report, Scores, Sequences
 from steps.evaluation.evaluate import evaluate
+from steps.pages.scaling import ladder, scaling
 from steps.scaling_law.points import point_of
-from steps.scaling_law.scaling import ladder, scaling
 from steps.tokens.sequences import block_shuffle
 from steps.training.budget import resolved
 from steps.training.continue_training import warm_start
