@@ -2,16 +2,17 @@
 
 A difference has two standard errors. *Over sequences* it is a ratio of sums of pairs, since both
 models were scored on the same ones (Cochran, 1977, Sampling Techniques, section 6.4); it holds for
-these two models on other text. *Over seeds* it has the standard deviation among runs of one
-configuration, pooled over all configurations (one-way analysis of variance); it holds for the
-configurations. A difference is within noise if it is below the 97.5 % quantile of Student's t times
-the standard error: 1.96 for many sequences, 2.78 for two times three seeds.
+these two models on other text. *Over seeds* it is Welch's, since configurations differ in their
+spread by a factor of ten and more (docs/recipes.md); it holds for the configurations. A difference
+is within noise if it is below the 97.5 % quantile of Student's t times the standard error: 1.96 for
+many sequences, 2.78 to 4.30 for two times three seeds.
 """
 
 from __future__ import annotations
 
 import base64
 import math
+import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -73,14 +74,19 @@ class Difference:
     value: float
     error: float
     how: str
-    freedom: int
+    freedom: float
+
+    @property
+    def half(self) -> float:
+        """Half of the 95 % interval; NaN without a standard error."""
+        from scipy.special import stdtrit
+
+        return float(stdtrit(max(self.freedom, 1.0), 0.975) * self.error)
 
     @property
     def within_noise(self) -> bool:
         """False without a standard error."""
-        from scipy.special import stdtrit
-
-        return bool(abs(self.value) < stdtrit(max(self.freedom, 1), 0.975) * self.error)
+        return abs(self.value) < self.half
 
     def __str__(self) -> str:
         error = f" ± {self.error:.4f}" if math.isfinite(self.error) else ""
@@ -95,7 +101,7 @@ class Difference:
 def differences(runs: Sequence[Measured], reference: int | None = None) -> Iterator[Difference]:
     """Of every recipe from that of the run `reference`, by default that of the lowest loss.
 
-    One over seeds, if any recipe has several, and one over sequences.
+    One over seeds, where both recipes have several, and one over sequences.
     """
     groups: dict[Any, list[Measured]] = {}
     for number, run in enumerate(runs):
@@ -103,15 +109,28 @@ def differences(runs: Sequence[Measured], reference: int | None = None) -> Itera
     means = {recipe: math.fsum(r.loss for r in g) / len(g) for recipe, g in groups.items()}
     best = min(means, key=lambda recipe: (math.isnan(means[recipe]), means[recipe]))
     best = best if reference is None else runs[reference].recipe or reference
-    freedom, than = len(runs) - len(groups), groups.pop(best)
-    squares = math.fsum((r.loss - means[r.recipe or n]) ** 2 for n, r in enumerate(runs))
+    than = groups.pop(best)
     for recipe, group in groups.items():
         names, value = (_names(group), _names(than)), means[recipe] - means[best]
-        if freedom:
-            error = math.sqrt(squares / freedom * (1 / len(group) + 1 / len(than)))
-            how = f"over {len(group)} and {len(than)} seeds"
-            yield Difference(*names, value, error, how, freedom)
+        over_seeds = welch(([run.loss for run in group], [run.loss for run in than]))
+        if math.isfinite(over_seeds[0]):
+            yield Difference(*names, value, *over_seeds)
         yield Difference(*names, value, *_paired(group, than))
+
+
+def welch(*pairs: tuple[Sequence[float], Sequence[float]]) -> tuple[float, str, float]:
+    """Standard error of the mean over pairs of the difference of their means, how, and freedom.
+
+    B. L. Welch, 1947; two runs of one seed share their initial parameters only.
+    """
+    groups = [group for pair in pairs for group in pair]
+    if min(map(len, groups)) < 2:
+        return math.nan, "one seed", 0.0
+    parts = [statistics.variance(group) / len(group) / len(pairs) ** 2 for group in groups]
+    squares = [part**2 / (len(group) - 1) for part, group in zip(parts, groups, strict=True)]
+    how = f"over {len(groups[0])} and {len(groups[1])} seeds"
+    total = math.fsum(parts)
+    return math.sqrt(total), how, total**2 / math.fsum(squares) if total else 1.0
 
 
 def _names(group: Sequence[Measured]) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from experiments import recipes
 from experiments.board import entries, scaled
 from pipeline import InputError
 from pipeline.store.storage import read_bytes
-from steps.pages.board import Difference, difference, ranked, spearman
+from steps.pages.board import ranked, spearman
 from training.config import Group, OptimizerConfig
 
 LOSSES = st.lists(st.floats(2.0, 5.0), min_size=2, max_size=5)
@@ -23,7 +23,7 @@ def test_a_difference_is_that_of_welch(own, first):
     """Against SciPy's test; the first entry is the one compared with."""
     losses = {(name, "s"): dict(enumerate(by)) for name, by in (("a", first), ("b", own))}
     rows = {row.entry: row for row in ranked(losses, "a")}
-    assert rows["a"].difference == Difference(0.0, 0.0)
+    assert (rows["a"].mean, rows["a"].difference.half) == (0.0, 0.0)
     assert rows["b"].losses == {"s": pytest.approx(np.mean(own))}
     assert rows["b"].mean == pytest.approx(np.mean(own) - np.mean(first))
     assume(min(np.std(own), np.std(first)) > 1e-3)  # SciPy refuses nearly equal numbers
@@ -32,23 +32,30 @@ def test_a_difference_is_that_of_welch(own, first):
 
 
 def test_settings_count_alike_and_their_noise_adds_up():
-    """Over four groups of known spread, drawn often: 95 % of the intervals hold the truth."""
+    """Two settings of other spreads, drawn often: 95 % of the intervals hold the truth."""
     draw, held = np.random.default_rng(0), 0
     for _ in range(1000):
-        pairs = [(draw.normal(3.0, s, 3), draw.normal(4.0, 0.1, 3)) for s in (0.1, 0.3)]
-        found = difference(*pairs)
-        assert found.mean == pytest.approx(np.mean([a.mean() - b.mean() for a, b in pairs]))
-        held += abs(found.mean + 1.0) < found.half
+        cells = {
+            (entry, f"{spread}"): dict(enumerate(draw.normal(loss, spread, 3)))
+            for spread in (0.1, 0.3)
+            for entry, loss in (("a", 4.0), ("b", 3.0))
+        }
+        (found, _) = ranked(cells, "a")
+        means = [
+            np.mean([*cells["b", s].values()]) - np.mean([*cells["a", s].values()])
+            for s in ("0.1", "0.3")
+        ]
+        assert found.mean == pytest.approx(np.mean(means))
+        held += abs(found.mean + 1.0) < found.difference.half
     assert 930 < held < 985
 
 
 def test_one_seed_gives_no_interval():
-    """A ranking without a spread says no difference is real."""
+    """A ranking without a spread calls nothing noise, and nothing is."""
     table = ranked({("a", "s"): {0: 3.0}, ("b", "s"): {0: 2.5}}, "a")
     assert [row.entry for row in table] == ["b", "a"]
-    assert not table[0].difference.real
-    assert str(table[0].difference) == "-0.5000"
-    assert str(Difference(-0.5, 0.1)) == "-0.5000 ± 0.1000"
+    assert not table[0].difference.within_noise
+    assert "standard_error" not in table[0].difference.to_json()
 
 
 def test_ranks_are_compared_where_both_have_the_entry():
