@@ -48,8 +48,8 @@ _OF_RUN = ("steps", "seed", "milestones", "keep_every", "microbatches")
 _OF_BATCH = (*_OF_RUN, "batch_size", "batch_schedule")
 _EXPONENT = (0.1, 1.0)  # prior of alpha and beta, uniform; published ones are 0.28 to 0.37
 _NOISE = (0.009, 1.0)
-"""Prior of a run's noise in log L: median, and standard deviation of its logarithm; those of the 14
-models with three seeds in docs/recipes.md."""
+"""Prior of a run's noise in log L: median, and standard deviation of its logarithm; those of 14
+models of 0.4 and 1.0 million parameters with three seeds each."""
 _TOO_SHORT = "its runs are too short for a power law: the more tokens, the faster their losses fall"
 _DRAWS = 20_000
 _APART = 1.05  # token counts within this factor count as one
