@@ -18,7 +18,7 @@ from experiments.tpuchat_130m import changed
 from models.config import TransformerConfig
 from models.presets import tiny
 from models.shape.footprint import footprint
-from pipeline import Experiment, pod, sweep
+from pipeline import Experiment, InputError, pod, sweep
 from training.config import TrainConfig
 
 SIZES: Mapping[str, TransformerConfig] = {
@@ -65,7 +65,13 @@ def recipes(
     documents = steps.sample(source, tokens=train_tokens, splits=splits, unit=unit)
     tokenizer = steps.train_tokenizer(documents, vocab_size=tiny.vocab_size)
     sequences = steps.block_shuffle(steps.tokenize(documents, tokenizer), length)
-    chosen = {name: entry for name, entry in entries().items() if not names or name in names}
+    known = entries()
+    for kind, asked, there in (("names", names, known), ("sizes", sizes, SIZES)):
+        if unknown := set(asked) - set(there):
+            raise InputError(
+                f"recipes.{kind}: expected some of {', '.join(there)}, found {', '.join(unknown)}"
+            )
+    chosen = {name: entry for name, entry in known.items() if not names or name in names}
 
     def run(of: tuple[str, int, str, float, int]) -> steps.Checkpoint:
         size, budget, name, factor, seed = of
@@ -95,7 +101,12 @@ def recipes(
 experiment = Experiment(
     recipes,
     rates={"sizes": ("0.5M",), "budgets": (10,), "seeds": (0,), "factors": (0.25, 0.5, 1.0, 2.0)},
-    largest={"sizes": ("4M",), "budgets": (20,), "names": ("adamw", "nanochat")},
+    largest={
+        "sizes": ("4M",),
+        "budgets": (20,),
+        "names": ("adamw", "nanochat"),
+        "train_tokens": 83_000_000,
+    },
     smoke={
         "source": python_documentation(),
         "train_tokens": 40_000,

@@ -15,7 +15,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Annotated, Any, Literal, TypeVar, cast
 
-from pipeline.errors import InputError
+from pipeline.errors import InputError, PonenteError
 from pipeline.graph.artifact import Artifact
 from pipeline.graph.order import is_display_name, named
 from pipeline.graph.step import as_node, step
@@ -116,7 +116,11 @@ def selection(
     best = values.index(min(values) if mode == "min" else max(values))
     winner = candidates[best]
     opened = [kind(candidate.path, candidate.manifest) for candidate in candidates]
-    compared, certain = kind.compared(opened, by, best)
+    try:
+        compared, certain = kind.compared(opened, by, best)
+    except (PonenteError, OSError) as error:  # the choice needs only what is known already
+        compared, certain = Artifact.compared(opened, by, best)
+        certain = f"how certain this is could not be read ({error})"
     table = [
         {"step": c.manifest.label, "value": value, **more}
         for c, value, more in zip(candidates, values, compared, strict=True)

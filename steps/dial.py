@@ -28,6 +28,7 @@ from training.recipes.recipe import Recipe
 
 SHAPES = [(depth, 128 * k) for k in range(1, 33) for depth in range(max(1, 2 * k - 3), 2 * k + 3)]
 NAMES = ("depth", "parameters", "tokens", "dollars", "loss")
+LOSSES = (0.1, 100.0)  # nats per token, for which the curve has FLOPs that a float holds
 Make = partial[Recipe]
 Range = tuple[float, float]
 
@@ -80,6 +81,8 @@ def recipe(
         "dollars": partial(_dollars, on=on),
         "loss": lambda recipe: recipe.flops,
     }[name]
+    if loss is not None and not LOSSES[0] <= loss <= LOSSES[1]:
+        raise InputError(f"recipe: loss: expected {LOSSES[0]} to {LOSSES[1]} nats, found {loss!r}")
     target = NANOCHAT.flops(value / NANOCHAT.nats) if loss is not None else value
     shapes = [partial(make, layers, width=width) for layers, width in SHAPES]
     fits = partial(_fits, on=on) if name == "dollars" else lambda recipe: True

@@ -22,6 +22,8 @@ Losses = Mapping[tuple[str, str], Mapping[int, float]]
 
 def _check(arguments: Mapping[str, Any]) -> None:
     runs, cells = arguments["runs"], arguments["cells"]
+    if not runs:
+        raise InputError("board: expected runs, found none")
     if len(runs) != len(cells) or len(set(cells)) < len(cells):
         raise InputError(
             f"board: {len(runs)} runs and {len(cells)} cells; give each run an entry, a setting "
@@ -127,9 +129,9 @@ def _interval(found: Difference) -> str:
 
 
 def spearman(one: Mapping[str, float], other: Mapping[str, float]) -> float | None:
-    """Rank correlation over the names in both; None with fewer than three."""
+    """Rank correlation over the names in both; None with fewer than three, or equal ranks."""
     names = [name for name in one if name in other]
-    if len(names) < 3:
+    if len(names) < 3 or min(len({by[n] for n in names}) for by in (one, other)) < 2:
         return None
     from scipy.stats import spearmanr
 
@@ -143,7 +145,8 @@ def _rows(table: Sequence[Row]) -> list[list[str]]:
     best = {s: min(row.losses[s] for row in table if s in row.losses) for s in settings}
     found = [["", "entry", "mean difference", "", *settings]]
     for place, row in enumerate(table, 1):
-        verdict = "within noise" if row.difference.within_noise else ""
+        noise = row.difference.within_noise and row.difference.how != "itself"
+        verdict = "within noise" if noise else ""
         cells = [
             (Best if row.losses[s] == best[s] else str)(f"{row.losses[s]:.4f}")
             if s in row.losses

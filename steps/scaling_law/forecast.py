@@ -16,6 +16,7 @@ docs/scaling.md has measured coverages.
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import math
 from collections import defaultdict
@@ -27,10 +28,10 @@ import msgspec
 
 from models.shape.config import TransformerConfig
 from pipeline import InputError
-from pipeline.errors import CorruptOutput
+from pipeline.errors import CorruptOutput, PonenteError
 from pipeline.identity.fingerprint import canonical, digest, plain, without_defaults
 from pipeline.store import storage
-from pipeline.store.manifest import readable
+from pipeline.store.manifest import Manifest, readable
 from pipeline.store.parallel import concurrently
 from steps.artifacts import Checkpoint, Sequences
 from steps.checkpoints.find import is_run
@@ -54,6 +55,8 @@ _TOO_SHORT = "its runs are too short for a power law: the more tokens, the faste
 _DRAWS = 20_000
 _APART = 1.05  # token counts within this factor count as one
 _MOST = 200  # outputs of a store that are looked into
+_OTHER = (InputError, CorruptOutput, msgspec.ValidationError)
+_OTHER += (KeyError, TypeError, AttributeError, ValueError, ArithmeticError)
 
 
 @dataclass(frozen=True)
@@ -102,26 +105,22 @@ def described(
     return Run(family, settings, point_of("", model, train, loss))
 
 
-def finished(store: str, own: str = "") -> Iterator[tuple[Checkpoint, Run]]:
-    """Finished trainings in a store from new parameters, without that in the directory `own`."""
+def finished(store: str) -> Iterator[tuple[Checkpoint, Run]]:
+    """Finished trainings in a store from new parameters."""
     names = [name for name in storage.list_names(store) if name.startswith("train-")][:_MOST]
-    paths = [path for name in names if (path := storage.join(store, name)) != own]
-    data: dict[str, str] = {}
-    for path, made in zip(paths, concurrently(readable, paths, store), strict=True):
+    paths = [storage.join(store, name) for name in names]
+    for path, made in zip(paths, concurrently(_made, paths, store), strict=True):
         if made is None or not is_run(made) or "last" not in made.result:
             continue
         # An output of a version with other fields, or without its inputs, is no run of this recipe.
-        with contextlib.suppress(
-            InputError, CorruptOutput, KeyError, TypeError, msgspec.ValidationError
-        ):
+        with contextlib.suppress(*_OTHER):
             run = Checkpoint(path, made)
-            above = run.input_paths["sequences"]
-            if above not in data:
-                shuffled = readable(above)
-                data[above] = recipe_of(above, shuffled) if shuffled else ""
+            data = _data(run.input_paths["sequences"])
             optimizer, loss = made.config["fields"]["optimizer"], made.result["last"]["loss"]
             given = run.model, optimizer, run.train, plain(made.config).get("splits", ())
-            yield run, described(data[above] or path, *given, loss)
+            if not 0 < loss < math.inf:
+                continue
+            yield run, described(data, *given, loss)
 
 
 def forecast_of(
@@ -138,10 +137,35 @@ def forecast_of(
     """
     if train.steps < LEAST_STEPS:
         return f"a run of fewer than {LEAST_STEPS} steps is the beginning of training"
-    data = recipe_of(sequences.path, sequences.manifest)
+    try:
+        data = _data(sequences.path)
+        found = list(finished(own.rpartition("/")[0]))
+    except (PonenteError, OSError) as error:  # a training does not need its forecast
+        return f"the store's runs could not be read ({error})"
     wanted = described(data, model, canonical(optimizer), train, splits)
-    found = finished(own.rpartition("/")[0], own)
-    return forecast(wanted, (each for run, each in found if run.train.steps >= LEAST_STEPS))
+    counted = (run for run in found if run[0].path != own and run[0].train.steps >= LEAST_STEPS)
+    return forecast(wanted, (each for _, each in counted))
+
+
+# A plan asks for each of its trainings: what is finished is read once in a process.
+@functools.lru_cache(1024)
+def _finished(path: str) -> Manifest:
+    if (made := readable(path)) is None:
+        raise LookupError(path)  # which is not kept: the output may be finished by the next call
+    return made
+
+
+def _made(path: str) -> Manifest | None:
+    with contextlib.suppress(LookupError):
+        return _finished(path)
+    return None
+
+
+@functools.lru_cache(256)
+def _data(path: str) -> str:
+    """Digest of how sequences were made, but for the order; their path where that is gone."""
+    made = _made(path)
+    return (recipe_of(path, made) if made else "") or path
 
 
 def forecast_row(own: str, *training: Any) -> dict[str, Any] | None:

@@ -103,7 +103,7 @@ def extend(
         train: with more steps than the checkpoint has done.
         at: step of the checkpoint to continue from; None for the last one.
         model: the checkpoint's model with other rotary positions, windows or soft caps, which
-            change no parameter (`models.shape.config.CHANGEABLE`); None for the checkpoint's own.
+            change no parameter (`models.shape.changes.CHANGEABLE`); None for the checkpoint's own.
         splits, sample_prompts, hardware: as for `train`.
     """
     train, take = resolved(train, sequences), "everything"

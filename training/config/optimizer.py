@@ -205,10 +205,10 @@ class OptimizerConfig:
                 f"{owner}: expected muon_momentum_start and muon_momentum_warmup together, found "
                 f"{self.muon_momentum_start} and {self.muon_momentum_warmup} steps"
             )
-        if self.muon_momentum_end is not None and self.schedule != "wsd":
+        if self.muon_momentum_end is not None and (self.schedule != "wsd" or not self.decay):
             raise InputError(
                 f"{owner}.muon_momentum_end: it is reached at the end of the tail of schedule "
-                f'"wsd", found schedule "{self.schedule}"; change one of them'
+                f'"wsd", found "{self.schedule}" with decay {self.decay}; change one of them'
             )
         if self.muon_iteration == "polar_express" and self.muon_steps > POLAR_STEPS:
             raise InputError(

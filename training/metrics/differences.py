@@ -86,7 +86,7 @@ class Difference:
     @property
     def within_noise(self) -> bool:
         """False without a standard error."""
-        return abs(self.value) < self.half
+        return abs(self.value) <= self.half
 
     def __str__(self) -> str:
         error = f" ± {self.error:.4f}" if math.isfinite(self.error) else ""
@@ -94,7 +94,8 @@ class Difference:
 
     def to_json(self) -> dict[str, Any]:
         error = {"standard_error": self.error} if math.isfinite(self.error) else {}
-        found = {"difference": self.value, **error, "how": self.how}
+        value = {"difference": self.value} if math.isfinite(self.value) else {}
+        found = {**value, **error, "how": self.how}
         return {**found, "within_noise": self.within_noise}
 
 

@@ -281,7 +281,9 @@ def _apply(
             # Of the mean of a run that this one continues, only as many steps as are in both count.
             past = jnp.maximum(state.step - (config.steps - config.averaged_steps), 0)
             count = jnp.minimum(averaged, past) + 1
-            averaged, weight = jnp.where(applied, count, averaged), 1.0 / count.astype(jnp.float32)
+            # Where the first of these steps is not applied, nothing of them is in the mean yet.
+            averaged = jnp.where(applied, count, jnp.where(past == 0, 0, averaged))
+            weight = 1.0 / count.astype(jnp.float32)
         updated = jax.tree.map(lambda a, p: (1.0 - weight) * a + weight * p, ema, model)
         ema = _select(applied, updated, ema)
     new = TrainState(

@@ -90,6 +90,13 @@ def test_a_board_needs_the_entry_that_it_compares_with():
         recipes.recipes(names=("adamw", "muon"), first="lion")
 
 
+@pytest.mark.parametrize("asked", [{"names": ("adamw", "muon_groups")}, {"sizes": ("2M",)}])
+def test_an_unknown_entry_or_size_is_refused(asked):
+    ((kind, found),) = asked.items()
+    with pytest.raises(InputError, match=f"recipes.{kind}: expected some of .* found {found[-1]}"):
+        recipes.recipes(**asked)
+
+
 @pytest.mark.slow
 def test_the_smoke_preset_ranks_two_entries(tmp_path):
     page = recipes.experiment.run("smoke", prefix=str(tmp_path), executor="inline")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from models.shape.presets import tiny
+from pipeline.errors import StoreUnavailable
 from pipeline.identity.fingerprint import canonical
 from steps.scaling_law import forecast as module
 from steps.scaling_law.forecast import LossForecast, described, forecast, score, sentence
@@ -174,3 +176,18 @@ def test_a_score_is_of_the_forecast_for_the_steps_that_were_done():
         assert "kind" not in found
     said = "forecast 3.000, measured 3.200 (+6.67%, outside 80%: 2.900 to 3.100)"
     assert sentence(found) == said
+
+
+@pytest.mark.parametrize("error", [PermissionError("no list"), StoreUnavailable("down")])
+def test_a_store_that_cannot_be_read_gives_the_reason(monkeypatch, error):
+    """A training does not need its forecast."""
+
+    def fails(store):
+        raise error
+
+    monkeypatch.setattr(module.storage, "list_names", fails)
+    made = SimpleNamespace(path="/nowhere/block_shuffle-0")
+    found = module.forecast_of(
+        "/nowhere/train-0", made, tiny, ADAM, dataclasses.replace(TRAIN, steps=1000), ()
+    )
+    assert found == f"the store's runs could not be read ({error})"

@@ -77,6 +77,23 @@ def test_the_mean_of_the_last_steps_is_that_of_their_parameters():
 
 
 @pytest.mark.slow
+def test_a_first_of_the_last_steps_that_is_not_applied_is_not_in_their_mean():
+    """Nor are the parameters before it, which the average held until then."""
+    program = tiny.program(average_last=0.5)
+    state, last = program.init(), []
+    for step in range(tiny.TRAIN.steps):
+        model = _spoiled(state.model, np.nan) if step == 3 else state.model
+        given = jax.tree.map(jnp.copy, dataclasses.replace(state, model=model))
+        new, _ = program.step(given, placed(program, tiny.random_tokens(step)))
+        state = new if step != 3 else dataclasses.replace(new, model=state.model)
+        if step > 3:
+            last.append([np.array(x, np.float64) for x in jax.tree.leaves(state.model)])
+    for a, *models in zip(jax.tree.leaves(state.ema), *last, strict=True):
+        np.testing.assert_allclose(a, np.mean(models, axis=0), rtol=1e-5, atol=1e-7)
+    assert int(state.averaged) == 2
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("done", [4, 6])
 def test_a_run_that_is_continued_averages_its_own_last_steps(done):
     """Its last four steps begin after step 5. Continued at 6 of another run's six, whose mean is of
