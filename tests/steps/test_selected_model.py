@@ -95,33 +95,33 @@ def recipe(name):
 
 def test_a_selection_says_which_differences_are_noise(store):
     """Runs that differ in seeds are one recipe; scores in bits per byte are compared as losses."""
-    names = ["low 0", "high 0", "high 1"]
+    names = ["low 0", "low 1", "high 0", "high 1"]
     models = sweep(recipe, {name: name for name in names})
     chosen = built(store, select(models, by="last.loss")).result
     index = chosen["selected"]["index"]
-    assert index in (1, 2)
+    assert index in (2, 3)
     rows = chosen["measured"]["candidates"]
-    assert [len(row["differences"]) for row in rows] == [2, 0, 0]
+    assert [len(row["differences"]) for row in rows] == [2, 2, 0, 0]
     seeds, paired = rows[0]["differences"]
     losses = [row["value"] for row in rows]
     runs = [built(store, model) for model in models]
     for one in (seeds, paired):
-        want = losses[0] - sum(losses[1:]) / 2
+        want = (losses[0] + losses[1] - losses[2] - losses[3]) / 2
         assert one["difference"] == pytest.approx(want)
-    assert seeds["how"] == "over 1 and 2 seeds"
-    spread = abs(losses[1] - losses[2]) / math.sqrt(2)
-    assert seeds["standard_error"] == pytest.approx(spread * math.sqrt(3 / 2))
+    assert seeds["how"] == "over 2 and 2 seeds"
+    spreads = losses[0] - losses[1], losses[2] - losses[3]  # each has half its square as variance
+    assert seeds["standard_error"] == pytest.approx(math.hypot(*spreads) / 2)
     sums = [SequenceLosses.of_row(run.sequence_rows()[0]) for run in runs]
     assert paired["how"] == f"paired over {sums[0].sequences} sequences"
     assert "within noise" not in chosen["headline"][0] or seeds["within_noise"]
     record = [of_checkpoint(run, name, []) for run, name in zip(runs, names, strict=True)]
     assert [one.to_json() for _, one in noise(record)] == [seeds, paired]
-    assert record[1].recipe == record[2].recipe != record[0].recipe
+    assert record[2].recipe == record[3].recipe != record[0].recipe == record[1].recipe
 
-    scores = sweep(lambda n: evaluate(recipe(n), synthetic(high=8)), {n: n for n in names[:2]})
+    scores = sweep(lambda n: evaluate(recipe(n), synthetic(high=8)), {n: n for n in names[::2]})
     by_bits = built(store, select(scores, by="bits_per_byte")).result
     (of_scores,) = by_bits["measured"]["candidates"][0]["differences"]
-    pairs = differences([Measured(str(n), 0.0, "", each) for n, each in enumerate(sums[:2])], 1)
+    pairs = differences([Measured(str(n), 0.0, "", each) for n, each in enumerate(sums[::2])], 1)
     ratio = by_bits["bits_per_byte"] / by_bits["loss"]
     assert of_scores["standard_error"] == pytest.approx(next(pairs).error * ratio, rel=1e-5)
 
