@@ -21,7 +21,7 @@ class Entry:
     """A recipe: what it changes of the board's model and training, and its optimizer.
 
     Attributes:
-        optimizer: with rates that `--rates` found for models of half a million parameters.
+        optimizer: with the best rates of those tried at 0.25M x 10, see docs/recipes.md.
         model: fields of `TransformerConfig`.
         training: fields of `TrainConfig`.
         public_steps: steps to a loss of 3.28 of the nearest entry of modded-nanogpt's track 3
