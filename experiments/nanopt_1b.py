@@ -1,6 +1,7 @@
 """nanoPT: Llama 3.2 1B's architecture on 20 billion tokens of FineWeb-edu, on eight chips.
 
 ponente plan experiments/nanopt_1b.py              sizes, memory and time
+ponente plan experiments/nanopt_1b.py --published  with nanoPT's AdamW instead of Muon
 ponente run experiments/nanopt_1b.py --smoke       the same graph on a laptop's CPU
 """
 
@@ -13,6 +14,7 @@ from models.config import TransformerConfig
 from models.presets import llama_3_2_1b
 from pipeline import Experiment, pod
 from training.config import OptimizerConfig, TrainConfig
+from training.recipes import llama, marin_qwen3
 
 
 def nanopt_1b(
@@ -23,7 +25,8 @@ def nanopt_1b(
     unit: Literal["document", "row_group"] = "row_group",  # reads only a fifth of the source
     tokenizer_tokens: int | None = 200_000_000,  # about 1 GB of text, which fits a host's memory
     model: TransformerConfig = llama_3_2_1b,
-    optimizer: OptimizerConfig = OptimizerConfig(learning_rate=3e-4, warmup=1_000),
+    # Muon with the rates that Marin tuned for this batch, depth and width.
+    optimizer: OptimizerConfig = marin_qwen3("1.2b").optimizer,
     training: TrainConfig = TrainConfig(
         batch_size=256,  # 1,048,576 tokens per step
         microbatches=8,  # four sequences per chip: no matmul is recomputed
@@ -53,6 +56,7 @@ def nanopt_1b(
 
 experiment = Experiment(
     nanopt_1b,
+    published={"optimizer": llama("1b").optimizer},
     smoke={
         "source": python_documentation(),
         "train_tokens": 40_000,

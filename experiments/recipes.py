@@ -16,10 +16,12 @@ from data.source import fineweb_edu, python_documentation
 from experiments.board import Entry, entries, scaled
 from experiments.tpuchat_130m import changed
 from models.config import TransformerConfig
-from models.presets import tiny
+from models.presets import tiny, tpuchat_130m
 from models.shape.footprint import footprint
 from pipeline import Experiment, InputError, pod, sweep
+from steps.dial import priced
 from training.config import TrainConfig
+from training.recipes.recipe import Recipe
 
 SIZES: Mapping[str, TransformerConfig] = {
     # Named by the parameters in the blocks' matrices: 0.26, 0.55, 1.06 and 4.1 million.
@@ -30,11 +32,21 @@ SIZES: Mapping[str, TransformerConfig] = {
 }
 
 
-def shape(size: str, entry: Entry) -> TransformerConfig:
+def shape(size: TransformerConfig, entry: Entry) -> TransformerConfig:
     """The model of a size with the entry's changes and as many parameters in its matrices."""
-    model = changed(SIZES[size], entry.model)
+    model = changed(size, entry.model)
     # Two matrices of an MLP without a gate have the parameters of three with one.
     return model if model.mlp_kind == "swiglu" else replace(model, mlp=model.mlp * 3 // 2)
+
+
+def cost(name: str, entry: Entry) -> str:
+    """Prediction for tpuchat's 130M in matmuls with the entry's changes, 20 tokens for each."""
+    model = shape(tpuchat_130m, entry)
+    steps = 20 * tpuchat_130m.matmul_parameters // (64 * 2048)
+    train = changed(TrainConfig(batch_size=64, sequence_length=2048, steps=steps), entry.training)
+    recipe = Recipe(name=name, model=model, optimizer=entry.optimizer, train=train, sources={})
+    found = priced(recipe, pod("v6e-1"))
+    return f"${found.dollars:.2f} ({found.hours:.2f} h)"
 
 
 def recipes(
@@ -75,7 +87,7 @@ def recipes(
 
     def run(of: tuple[str, int, str, float, int]) -> steps.Checkpoint:
         size, budget, name, factor, seed = of
-        entry, model = chosen[name], shape(size, chosen[name])
+        entry, model = chosen[name], shape(SIZES[size], chosen[name])
         own = changed(training, {**entry.training, "seed": seed})
         tokens = budget * footprint(SIZES[size]).block_parameters
         return steps.train(
@@ -83,10 +95,8 @@ def recipes(
         )
 
     of = tuple(itertools.product(sizes, budgets, chosen, factors, seeds))
-    cells = tuple(
-        (name if factor == 1.0 else f"{name} x{factor:g}", f"{size} x {budget}", seed)
-        for size, budget, name, factor, seed in of
-    )
+    label = {(n, f): n if f == 1.0 else f"{n} x{f:g}" for n in chosen for f in factors}
+    cells = tuple((label[n, f], f"{size} x {budget}", seed) for size, budget, n, f, seed in of)
     runs = sweep(
         run,
         {
@@ -95,7 +105,9 @@ def recipes(
         },
     )
     public = tuple((name, float(e.public_steps)) for name, e in chosen.items() if e.public_steps)
-    return steps.board(runs, cells=cells, first=first, public=public)
+    prices = {name: cost(name, entry) for name, entry in chosen.items()}
+    costs = tuple((name, prices[entry]) for (entry, _), name in label.items())
+    return steps.board(runs, cells=cells, first=first, public=public, costs=costs)
 
 
 experiment = Experiment(

@@ -1,7 +1,9 @@
 """Llama 200M on 4 billion tokens of FineWeb-edu, on one v6e-16 slice.
 
-ponente plan experiments/run_200m.py           shows what would run, on any machine
-ponente run experiments/run_200m.py --smoke    the same graph on a laptop's CPU, in minutes
+ponente plan experiments/run_200m.py              shows what would run, on any machine
+ponente run experiments/run_200m.py --published   with AdamW at GPT-3's rate instead of Muon
+ponente run experiments/run_200m.py --dial        nanochat's net and batch for as many parameters
+ponente run experiments/run_200m.py --smoke       the same graph on a laptop's CPU, in minutes
 """
 
 import steps
@@ -10,6 +12,9 @@ from models.config import TransformerConfig
 from models.presets import llama_200m, tiny
 from pipeline import Experiment, pod
 from training.config import OptimizerConfig, TrainConfig
+from training.recipes import llama, marin_qwen3
+
+DIAL = steps.recipe(parameters=200e6, hardware="v6e-16", length=4096)
 
 
 def run_200m(
@@ -18,7 +23,8 @@ def run_200m(
     validation_tokens: int = 10_000_000,  # for a standard error of the loss of about 0.001 nats
     tokenizer_tokens: int | None = 200_000_000,  # about 1 GB of text, which fits a host's memory
     model: TransformerConfig = llama_200m,
-    optimizer: OptimizerConfig = OptimizerConfig(learning_rate=6e-4, schedule="wsd"),  # GPT-3 small
+    # Muon with the rates that Marin tuned for this batch, of its models of 300M and 520M.
+    optimizer: OptimizerConfig = marin_qwen3("300m").optimizer,
     training: TrainConfig = TrainConfig(batch_size=128),  # 524,288 tokens per step: GPT-3 small
     length: int = 4096,
     prompts: tuple[str, ...] = ("The three laws of thermodynamics", "Photosynthesis is"),
@@ -44,6 +50,13 @@ def run_200m(
 
 experiment = Experiment(
     run_200m,
+    published={"optimizer": llama("200m").optimizer},
+    dial={
+        "train_tokens": DIAL.tokens,
+        "model": DIAL.model,
+        "optimizer": DIAL.optimizer,
+        "training": DIAL.train,
+    },
     smoke={
         "source": python_documentation(),  # 2 MB of English text that ships with CPython
         "train_tokens": -1,  # everything but the validation split

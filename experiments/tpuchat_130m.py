@@ -1,8 +1,9 @@
 """tpuchat: 163.6M parameters (130.0M in matmuls) on one v6e chip, for less than $50.
 
 ponente run experiments/tpuchat_130m.py                the model, 20 tokens per parameter
-ponente run experiments/tpuchat_130m.py --sweep        learning rates, each on an eighth of the data
-ponente run experiments/tpuchat_130m.py --ablations    one change of model or optimizer each
+ponente run experiments/tpuchat_130m.py --published    with tpuchat's AdamW instead of Muon
+ponente run experiments/tpuchat_130m.py --sweep        its rates, each on an eighth of the data
+ponente run experiments/tpuchat_130m.py --ablations    one change of its model or optimizer each
 ponente run experiments/tpuchat_130m.py --smoke        all of it on a laptop's CPU
 """
 
@@ -16,7 +17,20 @@ from models.config import TransformerConfig
 from models.presets import tpuchat_130m
 from pipeline import Experiment, pod, select, sweep
 from training.config import OptimizerConfig, TrainConfig
+from training.recipes import tuned_muon
 
+PUBLISHED = {
+    "model": tpuchat_130m,
+    "optimizer": OptimizerConfig(
+        learning_rate=7e-4,  # from tpuchat's later sweep; its published run used 1e-4
+        schedule="wsd",
+        warmup=0.02,
+        decay=0.5,
+        min_ratio=0.0,
+        moment_dtype="bfloat16",
+    ),
+}
+START = replace(tpuchat_130m, embedding_std=1.0, head_std=0.001)  # as tpuchat's and row 36's
 ABLATIONS: Mapping[str, Mapping[str, Any]] = {
     "as-published": {},
     "heads-8x128": {"heads": 8, "kv_heads": 2, "head_size": 128},  # the same number of parameters
@@ -41,15 +55,8 @@ def tpuchat(
     train_tokens: int = 2_600_468_480,  # 20 per parameter in matmuls: 19,840 steps
     validation_tokens: int = 10_000_000,
     tokenizer_tokens: int = 400_000_000,  # 2 billion characters, as published
-    model: TransformerConfig = tpuchat_130m,
-    optimizer: OptimizerConfig = OptimizerConfig(
-        learning_rate=7e-4,  # from tpuchat's later sweep; its published run used 1e-4
-        schedule="wsd",
-        warmup=0.02,
-        decay=0.5,
-        min_ratio=0.0,
-        moment_dtype="bfloat16",
-    ),
+    model: TransformerConfig = START,
+    optimizer: OptimizerConfig = tuned_muon(tpuchat_130m.embed, 64 * 2048),
     training: TrainConfig = TrainConfig(batch_size=64, milestones=(5_000, 10_000, 15_000)),
     length: int = 2048,
     rates: tuple[float, ...] = (),
@@ -87,9 +94,11 @@ def tpuchat(
 
 experiment = Experiment(
     tpuchat,
-    sweep={"rates": (1e-4, 2e-4, 4e-4, 7e-4, 1.2e-3)},
-    ablations={"variants": tuple(ABLATIONS)},
+    published=PUBLISHED,
+    sweep={**PUBLISHED, "rates": (1e-4, 2e-4, 4e-4, 7e-4, 1.2e-3)},
+    ablations={**PUBLISHED, "variants": tuple(ABLATIONS)},
     smoke={
+        **PUBLISHED,
         "source": python_documentation(),
         "train_tokens": 40_000,
         "validation_tokens": 8_000,

@@ -72,7 +72,7 @@ def recipe(
     ((name, value),) = asked.items()
     on, make = pod(hardware), partial(nanochat, vocab_size=vocab_size, length=length)
     if depth is not None:
-        return _priced(make(depth), on)
+        return priced(make(depth), on)
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
         raise InputError(f"recipe: {name}: expected a number above 0, found {value!r}")
     measure: Callable[[Recipe], float] = {
@@ -92,10 +92,10 @@ def recipe(
         width = own.model.embed
         more = (target - measure(own)) / (2 * own.model.layers * width)
         mlp = min(max(4 * width + 128 * round(more / 128), 2 * width), 8 * width)
-        return _priced(shaped(mlp=mlp), on)
+        return priced(shaped(mlp=mlp), on)
     possible = range(1, 4 * own.train.steps)
     below = bisect_right(possible, target, key=lambda steps: measure(shaped(steps=steps)))
-    return _priced(shaped(steps=max(1, below)), on)
+    return priced(shaped(steps=max(1, below)), on)
 
 
 def _nearest(
@@ -126,7 +126,7 @@ def _dollars(recipe: Recipe, on: Hardware) -> float:
     """Dollars of a recipe, whether or not it fits; 0 where its batch does not divide."""
     if recipe.train.batch_size % on.devices:
         return 0.0
-    if (dollars := _priced(recipe, on, check=False).dollars) is None:
+    if (dollars := priced(recipe, on, check=False).dollars) is None:
         raise InputError(
             f"recipe: dollars: no dated price of {on.generation}; give one in a file that "
             "PONENTE_PRICES names"
@@ -162,8 +162,11 @@ def _search(recipe: Recipe, on: Hardware) -> MemoryFit | None:
     return next(each for each in map(found, parts) if each.fits)
 
 
-def _priced(recipe: Recipe, on: Hardware, check: bool = True) -> DialledRecipe:
-    """The recipe with its time, price and loss; without `check` also where it does not fit."""
+def priced(recipe: Recipe, on: Hardware, check: bool = True) -> DialledRecipe:
+    """The recipe with its time, price and loss; without `check` also where it does not fit.
+
+    The loss is that of nanochat's curve, whatever the recipe.
+    """
     if (chip := chip_of(on)) is None:
         raise InputError(
             "recipe: hardware: expected chips whose time is predicted, such as v6e-8 or 8xh100, "

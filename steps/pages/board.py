@@ -47,6 +47,7 @@ def board(
     cells: tuple[tuple[str, str, int], ...],
     first: str,
     public: tuple[tuple[str, float], ...] = (),
+    costs: tuple[tuple[str, str], ...] = (),
 ) -> Result:
     """The HTML page of recipes ranked by their validation loss.
 
@@ -55,6 +56,7 @@ def board(
         cells: entry, setting (such as a size and a budget) and seed of each run.
         first: the entry with which the others are compared.
         public: (entry, rank or steps, less is better) of a public ranking.
+        costs: (entry, predicted cost of its recipe on a v6e chip with 130M parameters).
     """
     losses: dict[tuple[str, str], dict[int, float]] = defaultdict(dict)
     for each, (entry, setting, seed) in zip(runs, cells, strict=True):
@@ -66,7 +68,7 @@ def board(
     text = page.render(
         "board",
         first=first,
-        rows=_rows(table),
+        rows=_rows(table, dict(costs)),
         agreement=agreement,
         public=len({row.entry for row in table} & {name for name, _ in public}),
     )
@@ -138,12 +140,12 @@ def spearman(one: Mapping[str, float], other: Mapping[str, float]) -> float | No
     return float(spearmanr([one[n] for n in names], [other[n] for n in names]).statistic)
 
 
-def _rows(table: Sequence[Row]) -> list[list[str]]:
+def _rows(table: Sequence[Row], costs: Mapping[str, str]) -> list[list[str]]:
     from steps.pages.page import Best
 
     settings = list(dict.fromkeys(s for row in table for s in row.losses))
     best = {s: min(row.losses[s] for row in table if s in row.losses) for s in settings}
-    found = [["", "entry", "mean difference", "", *settings]]
+    found = [["", "entry", "mean difference", "", *settings, *(["130M on v6e-1"] if costs else ())]]
     for place, row in enumerate(table, 1):
         noise = row.difference.within_noise and row.difference.how != "itself"
         verdict = "within noise" if noise else ""
@@ -153,6 +155,7 @@ def _rows(table: Sequence[Row]) -> list[list[str]]:
             else "-"
             for s in settings
         ]
+        cells += [costs.get(row.entry, "-")] if costs else []
         found.append([str(place), row.entry, _interval(row.difference), verdict, *cells])
     return found
 

@@ -43,8 +43,8 @@ SHARE = 0.8
 """Probability of the interval."""
 LEAST_STEPS = 500
 """Of a run that counts, and of one with a forecast: no law describes the beginning of training."""
-_SIZES = ("layers", "embed", "heads", "kv_heads", "head_size", "mlp")
-_SCALED = ("learning_rate", "muon_learning_rate", "warmup", "weight_decay")
+SIZES = ("layers", "embed", "heads", "kv_heads", "head_size", "mlp")
+SCALED = ("learning_rate", "muon_learning_rate", "warmup", "weight_decay")
 _OF_RUN = ("steps", "seed", "milestones", "keep_every", "microbatches")
 _OF_BATCH = (*_OF_RUN, "batch_size", "batch_schedule")
 _EXPONENT = (0.1, 1.0)  # prior of alpha and beta, uniform; published ones are 0.28 to 0.37
@@ -101,7 +101,7 @@ def described(
     trees = [without_defaults(each) for each in (canonical(model), optimizer, canonical(train))]
     common = [data, list(splits), train.evaluate_sequences]
     settings = digest([*common, *map(without, trees, ((), (), _OF_RUN))])
-    family = digest([*common, *map(without, trees, (_SIZES, _SCALED, _OF_BATCH))])
+    family = digest([*common, *map(without, trees, (SIZES, SCALED, _OF_BATCH))])
     return Run(family, settings, point_of("", model, train, loss))
 
 

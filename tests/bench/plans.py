@@ -71,8 +71,12 @@ class Case:
 
 CASES = (
     Case(experiment="run_200m"),
+    Case(experiment="run_200m", preset="published"),
+    Case(experiment="run_200m", preset="dial"),
+    Case(experiment="tpuchat_130m"),
     Case(
         experiment="tpuchat_130m",
+        preset="published",
         published=Published(
             what="one v6e of Colab, 19,840 steps of 64 x 2,048",
             speed="434,932 tokens/s, MFU 46.5 % (full attention)",
@@ -84,6 +88,7 @@ CASES = (
     ),
     Case(
         experiment="tpuchat_130m",
+        preset="published",
         settings={"hardware": "v5e-1"},
         published=Published(
             what="one v5e",
@@ -91,8 +96,10 @@ CASES = (
             rate=(148_829, 148_829),
         ),
     ),
+    Case(experiment="nanopt_1b"),
     Case(
         experiment="nanopt_1b",
+        preset="published",
         published=Published(
             what="8 H100",
             speed="MFU 40 % (6 N, padding counted as tokens)",
@@ -102,6 +109,7 @@ CASES = (
     ),
     Case(
         experiment="nanopt_1b",
+        preset="published",
         settings={"hardware": "8xh100", "evaluation-hardware": "1xh100"},
         published=Published(
             what="8 H100",
@@ -110,8 +118,10 @@ CASES = (
             apart="by its documents' lengths a quarter of what it counts is text (our estimate)",
         ),
     ),
+    Case(experiment="nanochat_16k"),
     Case(
         experiment="nanochat_16k",
+        preset="published",
         published=Published(
             what="spot v6e-4, rows of 16,384",
             speed="470,000 to 630,000 tokens/s, MFU 35 to 62 % (window-capped)",
@@ -224,6 +234,10 @@ def row(case: Case, facts: Mapping[str, Any]) -> str:
         cells += _money(facts)
     else:
         cells += [""] * 5
+    theirs = facts.get("forecast", {}).get("published")
+    names = ("bits_per_byte", "low", "high")
+    loss = "{:.3f} ({:.3f} to {:.3f})".format(*(theirs[name] for name in names)) if theirs else ""
+    cells.append(f"{loss}, {theirs['data'].partition(' ')[0]}" if theirs else "")
     return f"| {' | '.join(cells)} |"
 
 
@@ -266,7 +280,10 @@ Made by `python -m tests.bench.plans --write`. *Predicted* from shapes, and *pub
 this project has run none of them on a TPU or a GPU. Memory is GiB a chip, by formula; seconds,
 hours and dollars are ranges from the 10th to the 90th percentile of
 [the prediction's error on published runs](predictions.md). Hours are those on demand; on spot two
-preemptions a day come on top. Prices: {prices}.
+preemptions a day come on top. The loss is what *published* runs of the same optimizer came to with
+as many FLOPs, in bits a byte (80 % interval): of FineWeb-edu in nanochat's tokenizer, or of
+Paloma's c4_en after FineWeb-edu (Marin); there is none of AdamW and of `tuned_muon`.
+Prices: {prices}.
 
 """
 PUBLISHED = """
@@ -281,7 +298,7 @@ have the same one. Where a total is in parentheses, it is our arithmetic with th
 
 PLANS = (
     *("experiment", "hardware", "parameters", "tokens", "memory", "s a step"),
-    *("MFU causal / full", "hours", "on demand", "spot"),
+    *("MFU causal / full", "hours", "on demand", "spot", "loss"),
 )
 BESIDE = (
     *("experiment", "theirs: on what", "theirs: speed (published)", "ours (predicted)"),

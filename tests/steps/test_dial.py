@@ -20,7 +20,7 @@ from pipeline.plan import facts as known
 from pipeline.prices import price_of
 from steps import recipe
 from steps.cli import dial
-from steps.dial import SHAPES, _priced
+from steps.dial import SHAPES, priced
 from steps.training.plan.memory import fit
 from tests.docs.pages import ROOT
 from tests.steps.training.test_planning import facts
@@ -88,7 +88,7 @@ def test_dollars_are_spent(dollars, hardware):
     assert found.dollars <= dollars
     assert found.dollars == pytest.approx(dollars, rel=0.01)
     shape = {"width": found.model.embed, "steps": found.train.steps + 1}
-    more = _priced(nanochat(found.model.layers, **shape), pod(hardware))
+    more = priced(nanochat(found.model.layers, **shape), pod(hardware))
     assert more.dollars > dollars
 
 

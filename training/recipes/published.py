@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 from models.shape.config import TransformerConfig
 from models.shape.presets import llama_3_2_1b, llama_200m
 from pipeline.errors import InputError
+from training.config import OptimizerConfig
+from training.recipes.nanochat import BATCH
 from training.recipes.recipe import UNCLIPPED, Recipe, assemble, part
 
 
@@ -42,6 +45,21 @@ def speedrun() -> Recipe:
     )
 
 
+def tuned_muon(width: int, batch: int) -> OptimizerConfig:
+    """`speedrun`'s optimizer for another width and another batch in tokens.
+
+    All rates times sqrt(batch / 2^19), and Adam's times (width / 768)^-0.5, as `nanochat` has them.
+    """
+    own, more = speedrun().optimizer, (batch / BATCH) ** 0.5
+
+    def changed(config: Any, factor: float) -> Any:
+        return dataclasses.replace(config, learning_rate=factor * config.learning_rate)
+
+    narrow = more * (width / 768) ** -0.5
+    adam = {n: changed(getattr(own, n), narrow) for n in ("embedding", "head", "vectors")}
+    return dataclasses.replace(changed(own, more), **adam)
+
+
 _SIZES = ("layers", "embed", "heads", "kv_heads", "head_size", "mlp")
 _MARIN = {  # shape; batch and steps; rates of Muon and Adam, momentum, epsilon, clip, decay
     "130m": ((6, 512, 8, 8, 64, 1792), (128, 4959), (0.016, 0.0032, 0.95, 1e-15, 1.0, 0.8)),
@@ -49,6 +67,7 @@ _MARIN = {  # shape; batch and steps; rates of Muon and Adam, momentum, epsilon,
     "520m": ((24, 1024, 16, 8, 64, 3584), (128, 19_836), (0.008, 0.0024, 0.98, 1e-25, 1.0, 1.0)),
     "1.2b": ((16, 2048, 16, 8, 128, 7168), (256, 22_888), (0.004, 0.0012, 0.98, 1e-15, 2.0, 1.0)),
 }
+MARIN_SIZES = tuple(_MARIN)
 
 
 def marin_qwen3(size: str) -> Recipe:

@@ -17,6 +17,7 @@ from pipeline.store import storage
 from steps.artifacts import Sequences
 from steps.platforms import chip_of, devices_here
 from steps.scaling_law.forecast import SHARE, LossForecast, forecast_of
+from steps.scaling_law.published_curves import published
 from steps.training.budget import told_epochs
 from steps.training.plan import memory
 from steps.training.plan.cost import checkpoint_bytes, money, run_time, speed_here
@@ -73,19 +74,36 @@ def training_facts(node: Node, results: Results) -> Facts:
 
 
 def _forecast(node: Node, run: DeclaredRun, results: Results, data: dict[str, Any]) -> list[str]:
-    """A line about the last loss of a training from new parameters, or why it is not known."""
-    if node.step.name != "train" or not isinstance(results, Published):
+    """Lines about the last loss of a training from new parameters, or why it is not known.
+
+    By finished runs of the store; where these allow no forecast, also what published runs came to.
+    """
+    if node.step.name != "train":
         return []
     found: LossForecast | str = "the sequences are not built yet"
-    if (place := results.places.get(node.inputs["sequences"].key)) and run.steps:
+    built = isinstance(results, Published) and results.places.get(node.inputs["sequences"].key)
+    if isinstance(results, Published) and built and run.steps:
         own = storage.join(results.prefix, node.directory)
         settings = run.model, run.optimizer, run.whole, node.config["splits"]
-        found = forecast_of(own, Sequences(*place), *settings)
-    if isinstance(found, str):
-        data["forecast"] = {"why": found}
-        return [f"loss        no forecast: {found}"]
-    data["forecast"] = {**vars(found), "share": SHARE}
-    return [f"loss        {found}"]
+        found = forecast_of(own, Sequences(*built), *settings)
+    if not isinstance(found, str):
+        data["forecast"] = {**vars(found), "share": SHARE}
+        return [f"loss        {found}"]
+    data["forecast"] = {"why": found}
+    lines = [f"loss        no forecast: {found}"]
+    if run.steps and (theirs := published(run.model, run.optimizer, run.whole)):
+        curve, flops = theirs
+        low, bits, high = curve.loss(flops)
+        outside = ", extrapolated" if curve.extrapolated(flops) else ""
+        data["forecast"] |= {
+            "published": {"bits_per_byte": bits, "low": low, "high": high, "share": SHARE}
+            | {"flops": flops, "data": curve.data}
+        }
+        lines.append(
+            f"            published runs of this optimizer, {flops:.2g} FLOPs{outside}: {bits:.3f} "
+            f"bits a byte ({SHARE:.0%}: {low:.3f} to {high:.3f}) of {curve.data}"
+        )
+    return lines
 
 
 def _without_effect(run: DeclaredRun, steps: int) -> list[str]:

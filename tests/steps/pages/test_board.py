@@ -78,7 +78,7 @@ def test_sizes_and_entries_are_what_they_are_called():
     """Equal parameters in the blocks' matrices, whatever an entry changes of the model."""
     for name, entry in entries().items():
         for size, number in (("0.25M", 0.25e6), ("0.5M", 0.5e6), ("1M", 1e6), ("4M", 4e6)):
-            model = recipes.shape(size, entry)
+            model = recipes.shape(recipes.SIZES[size], entry)
             matrices = model.layers * model.embed * (4 * model.embed + 3 * recipes.SIZES[size].mlp)
             gates = model.value_parameters[1]
             assert model.matmul_parameters - gates == matrices + model.vocab_size * model.embed

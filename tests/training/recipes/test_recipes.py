@@ -20,7 +20,7 @@ from models.shape.footprint import footprint
 from models.transformer import Transformer
 from pipeline import InputError
 from training.optimizer import build
-from training.recipes import Recipe, llama, marin_qwen3, nanochat, speedrun
+from training.recipes import Recipe, llama, marin_qwen3, nanochat, speedrun, tuned_muon
 from training.recipes.nanochat import scaling_parameters
 
 MARIN = ("130m", "300m", "520m", "1.2b")
@@ -174,14 +174,27 @@ def test_marins_ladder_has_the_published_sizes(size, parameters, tokens, flops):
 
 
 def test_llama_is_what_the_experiments_train():
-    """Model, rate and schedule are the defaults of the two experiments, steps those of a plan."""
+    """Model and batch are the defaults of the two experiments, steps those of a plan."""
     for name, function in (("200m", run_200m), ("1b", nanopt_1b)):
         found, default = llama(name), inspect.signature(function).parameters
         assert found.model == default["model"].default
-        assert found.optimizer == default["optimizer"].default
         assert found.train.batch_size == default["training"].default.batch_size
         rest = default["train_tokens"].default - found.tokens
         assert 0 <= rest < found.batch_tokens
+
+
+def test_tuned_muon_is_that_of_the_speedrun_by_the_rules_of_nanochat():
+    """Rates are those of the speedrun, times what nanochat's change by, relative to depth 12."""
+    assert tuned_muon(768, 2**19) == speedrun().optimizer
+    small, nano = nanochat(6, length=2048), nanochat(12)
+    found = tuned_muon(small.model.embed, small.batch_tokens)
+    for role in ("matrices", "embedding", "head"):
+        rates = [
+            each.group(role).learning_rate
+            for each in (found, speedrun().optimizer, small.optimizer, nano.optimizer)
+        ]
+        assert rates[0] / rates[1] == pytest.approx(rates[2] / rates[3])
+    assert dataclasses.replace(found.head, learning_rate=0.004) == speedrun().optimizer.head
 
 
 def leaves(config: object, where: str) -> dict[str, bool]:
