@@ -55,7 +55,7 @@ class Measured(Artifact):
             # Bits per byte are the loss times a number that the text has.
             losses = found and noise.SequenceLosses.of_row(found, row[figure] / row["loss"])
             recipe, name = recipe_of(each.path, each.manifest), label_of(each.manifest)
-            runs.append(noise.Measured(name, row[figure], recipe, losses))
+            runs.append(noise.RunLoss(name, row[figure], recipe, losses))
         found = list(noise.differences(runs, best))
         data = [{"differences": [d.to_json() for d in found if run.name in d.runs]} for run in runs]
         within = {one.runs: str(one) for one in found if one.within_noise}

@@ -26,7 +26,7 @@ from steps.measured import recipe_of
 
 if TYPE_CHECKING:
     from steps.artifacts import Checkpoint
-    from training.metrics.differences import Measured
+    from training.metrics.differences import RunLoss
     from training.metrics.goodput import Account, AttemptTime
 
 Row = dict[str, Any]
@@ -76,15 +76,15 @@ class TrainingRun:
         """The evaluations on one split."""
         return [row for row in self.evaluations if split_of(row) == name]
 
-    def measured(self, name: str) -> Measured:
+    def measured(self, name: str) -> RunLoss:
         """The last evaluation on one split."""
-        from training.metrics.differences import Measured, SequenceLosses
+        from training.metrics.differences import RunLoss, SequenceLosses
 
         last = self.scores(name)[-1]
         key = name, last["step"]
         rows = [row for row in self.sequences if (split_of(row), row["step"]) == key]
         losses = SequenceLosses.of_row(rows[-1]) if rows else None
-        return Measured(self.name, last["loss"], self.recipe, losses)
+        return RunLoss(self.name, last["loss"], self.recipe, losses)
 
     def account(self) -> Account | None:
         """The account of its wall time; None without times."""

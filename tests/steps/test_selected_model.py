@@ -21,7 +21,7 @@ from tests.pipeline.helpers import bring_up, result
 from tests.steps.evaluation.test_train_on import CONSTANT, EIGHT, FOUR, MODEL, built, sequences
 from tests.steps.synthetic import synthetic
 from tests.training import tiny
-from training.metrics.differences import Measured, SequenceLosses, differences
+from training.metrics.differences import RunLoss, SequenceLosses, differences
 
 pytestmark = pytest.mark.slow
 
@@ -121,7 +121,7 @@ def test_a_selection_says_which_differences_are_noise(store):
     scores = sweep(lambda n: evaluate(recipe(n), synthetic(high=8)), {n: n for n in names[::2]})
     by_bits = built(store, select(scores, by="bits_per_byte")).result
     (of_scores,) = by_bits["measured"]["candidates"][0]["differences"]
-    pairs = differences([Measured(str(n), 0.0, "", each) for n, each in enumerate(sums[::2])], 1)
+    pairs = differences([RunLoss(str(n), 0.0, "", each) for n, each in enumerate(sums[::2])], 1)
     ratio = by_bits["bits_per_byte"] / by_bits["loss"]
     assert of_scores["standard_error"] == pytest.approx(next(pairs).error * ratio, rel=1e-5)
 

@@ -53,7 +53,7 @@ class SequenceLosses:
 
 
 @dataclass(frozen=True)
-class Measured:
+class RunLoss:
     """One run's loss; `recipe` is the same for runs that differ in seeds alone, "" if unknown."""
 
     name: str
@@ -99,12 +99,12 @@ class Difference:
         return {**found, "within_noise": self.within_noise}
 
 
-def differences(runs: Sequence[Measured], reference: int | None = None) -> Iterator[Difference]:
+def differences(runs: Sequence[RunLoss], reference: int | None = None) -> Iterator[Difference]:
     """Of every recipe from that of the run `reference`, by default that of the lowest loss.
 
     One over seeds, where both recipes have several, and one over sequences.
     """
-    groups: dict[Any, list[Measured]] = {}
+    groups: dict[Any, list[RunLoss]] = {}
     for number, run in enumerate(runs):
         groups.setdefault(run.recipe or number, []).append(run)
     means = {recipe: math.fsum(r.loss for r in g) / len(g) for recipe, g in groups.items()}
@@ -134,11 +134,11 @@ def welch(*pairs: tuple[Sequence[float], Sequence[float]]) -> tuple[float, str, 
     return math.sqrt(total), how, total**2 / math.fsum(squares) if total else 1.0
 
 
-def _names(group: Sequence[Measured]) -> tuple[str, ...]:
+def _names(group: Sequence[RunLoss]) -> tuple[str, ...]:
     return tuple(run.name for run in group)
 
 
-def _paired(*pair: Sequence[Measured]) -> tuple[float, str, int]:
+def _paired(*pair: Sequence[RunLoss]) -> tuple[float, str, int]:
     """Standard error over sequences, how it was found, and its degrees of freedom."""
     if missing := [run.name for part in pair for run in part if run.losses is None]:
         return math.nan, f"not paired: {missing[0]} has no losses by sequence", 0

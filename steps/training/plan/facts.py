@@ -109,6 +109,11 @@ def _forecast(node: Node, run: DeclaredRun, results: Results, data: dict[str, An
 def _without_effect(run: DeclaredRun, steps: int) -> list[str]:
     """A warning for every setting that begins after the last step."""
     whole, found = run.whole, []
+    if whole.average_last and not whole.averaged_steps:
+        found.append(
+            f"warning     TrainConfig.average_last: {whole.average_last} of {steps:,} steps rounds "
+            "to none: it has no effect"
+        )
     begins = {
         "milestones": whole.milestones,
         "batch_schedule": [first for first, _ in whole.batch_schedule],

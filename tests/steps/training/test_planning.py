@@ -147,6 +147,7 @@ def test_a_run_that_cannot_be_is_refused_in_the_words_of_the_trainer(hardware, c
         ({"batch_size": 2, "length_schedule": ((0, 8),), "steps": 2, "milestones": (2,)}, 0),
         ({"batch_size": 4, "length_schedule": ((0, 8),), "microbatches": 2}, 0),
         ({"batch_size": 16, "evaluate_batch_size": 3, "profile": (50, 3)}, 0),
+        ({"batch_size": 16, "average_last": 0.005}, 1),
         ({"batch_size": 16, "milestones": (9, 90), "batch_schedule": ((90, 3),)}, 2),
         ({"batch_size": 16, "length_schedule": ((90, 2048),), "profile": (51, 1)}, 2),
     ],

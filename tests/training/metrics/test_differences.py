@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from training.metrics.differences import MOST_BLOCKS, Measured, SequenceLosses, differences
+from training.metrics.differences import MOST_BLOCKS, RunLoss, SequenceLosses, differences
 from training.metrics.trackers import scalars
 
 
@@ -19,7 +19,7 @@ def measured(name, nll, tokens, recipe="", of="text"):
     """A run with these losses by sequence, as its record has them."""
     row = json.loads(json.dumps(SequenceLosses.row(of, np.float32(nll), np.int32(tokens))))
     losses = SequenceLosses.of_row(row)
-    return Measured(name, losses.sums[0].sum() / losses.sums[1].sum(), recipe, losses)
+    return RunLoss(name, losses.sums[0].sum() / losses.sums[1].sum(), recipe, losses)
 
 
 def drawn(seed, sequences, shift=0.0, spread=5.0, tokens=100):
@@ -67,7 +67,7 @@ def test_over_seeds_it_is_welchs_t_test(seed, first, second):
     random = np.random.default_rng(seed)
     losses = random.normal(3, 0.01, first), random.normal(3.02, 0.03, second)
     runs = [
-        Measured(f"{r}{n}", x, r)
+        RunLoss(f"{r}{n}", x, r)
         for r, part in zip("ab", losses, strict=True)
         for n, x in enumerate(part)
     ]
