@@ -115,6 +115,23 @@ FLAGS: dict[str, dict[str, Any]] = {
     ),
     "spot": _switch("preemptible machines, cheaper: see `plan`"),
     "zone": _flag("Google's zone, such as us-east5-b", default="", metavar="ZONE"),
+    "zones": _flag(
+        "zones to try in order, until the queue of one gives the chips",
+        default=(),
+        type=_names,
+        metavar="ZONE,...",
+    ),
+    "zone_wait": _flag(
+        "how long to wait in the queue of each zone (15m)",
+        default=900.0,
+        type=seconds,
+        metavar="TIME",
+    ),
+    "capacity": _flag(
+        "another of Google's queues than on demand: flex-start (up to 7 days) or reserved",
+        default="",
+        choices=("flex-start", "reserved"),
+    ),
     "image": _flag(
         "container image to build and push, for kuberay", default="", metavar="REGISTRY/NAME:TAG"
     ),
@@ -152,7 +169,7 @@ VERBS = {
     "show": Verb("one output: configuration, result, lineage", ("json",), "STEP"),
     "launch": Verb(
         "make machines for the experiment's hardware and run it on them",
-        ("on", "spot", "zone", "image", "go", *LAUNCHED),
+        ("on", "spot", "capacity", "zone", "zones", "zone_wait", "image", "go", *LAUNCHED),
     ),
     "logs": Verb("the logs of a step's last attempt", ("follow",), "STEP"),
     "verify": Verb("compare outputs with their digests", ("json",), "[STEP ...]"),
