@@ -115,23 +115,9 @@ FLAGS: dict[str, dict[str, Any]] = {
     ),
     "spot": _switch("preemptible machines, cheaper: see `plan`"),
     "zone": _flag("Google's zone, such as us-east5-b", default="", metavar="ZONE"),
-    "zones": _flag(
-        "zones to try in order, until the queue of one gives the chips",
-        default=(),
-        type=_names,
-        metavar="ZONE,...",
-    ),
-    "zone_wait": _flag(
-        "how long to wait in the queue of each zone (15m)",
-        default=900.0,
-        type=seconds,
-        metavar="TIME",
-    ),
-    "capacity": _flag(
-        "another of Google's queues than on demand: flex-start (up to 7 days) or reserved",
-        default="",
-        choices=("flex-start", "reserved"),
-    ),
+    "zones": _flag("zones to try in order", default=(), type=_names, metavar="ZONE,..."),
+    "zone_wait": _flag("time in each queue (15m)", default=900.0, type=seconds, metavar="TIME"),
+    "capacity": _flag("another queue", default="", choices=("flex-start", "reserved")),
     "image": _flag(
         "container image to build and push, for kuberay", default="", metavar="REGISTRY/NAME:TAG"
     ),

@@ -44,26 +44,26 @@ NO_CAPACITY = 'There is no more capacity in the zone "us-east5-a" [EID: 0x1]'
 
 
 class Cloud:
-    """The imitated zones, and what was told."""
+    """The imitated zones, and the lines about them."""
 
     def __init__(self, folder):
-        self.folder, self.told = folder, []
+        self.folder, self.lines = folder, []
         self.zones = {z: BACK_ENDS["queued"](dataclasses.replace(job(), zone=z)) for z in (A, B, C)}
 
     def says(self, zone, *states, message=""):
         failed = {"failedData": {"error": {"code": 8, "message": message}}} if message else {}
-        lines = [json.dumps({"name": "n", "state": {"state": s, **failed}}) for s in states]
-        (self.folder / f"{zone}.says").write_text("".join(f"{line}\n" for line in lines))
+        rows = [json.dumps({"name": "n", "state": {"state": s, **failed}}) for s in states]
+        (self.folder / f"{zone}.says").write_text("".join(f"{row}\n" for row in rows))
 
     def rented(self):
         return {p.name for p in self.folder.iterdir() if p.suffix in (".head", ".request")}
 
     def calls(self, word):
-        lines = (self.folder / "calls").read_text().splitlines()
-        return [line for line in lines if word in line]
+        found = (self.folder / "calls").read_text().splitlines()
+        return [line for line in found if word in line]
 
     def run(self, patience=3600.0, tell=None):
-        return first_given(self.zones, launch._call, patience, tell or self.told.append)
+        return first_given(self.zones, launch._call, patience, tell or self.lines.append)
 
 
 @pytest.fixture
@@ -83,11 +83,11 @@ def cloud(tmp_path, monkeypatch):
 
 
 def test_the_first_zone_that_gives_the_chips_is_kept(cloud):
-    """The one before it is left, the one after it is not asked; the queue's words are told."""
+    """The one before it is left, the one after it is not asked; the queue's words are shown."""
     cloud.says(B, "ACCEPTED", "WAITING_FOR_RESOURCES", "PROVISIONING")
     assert cloud.run() == B
     assert cloud.rented() == {f"{B}.head", f"{B}.request"}
-    assert cloud.told == [
+    assert cloud.lines == [
         f"{A}: no request yet: the head is being set up",
         f"{A}: WAITING_FOR_RESOURCES: {NO_CAPACITY}",
         f"{A}: FAILED: {NO_CAPACITY}",
@@ -110,7 +110,7 @@ def test_without_capacity_anywhere_nothing_is_left(cloud):
     for text in (f"{A}: refused", f"{B}: WAITING", f"{C}: WAITING", "--capacity flex-start"):
         assert text in str(refused.value)
     assert cloud.rented() == set()
-    assert any("deleting again" in line for line in cloud.told)
+    assert any("deleting again" in line for line in cloud.lines)
 
 
 @pytest.mark.parametrize("when", ["no request yet", "WAITING", "FAILED", "left; nothing"])
@@ -118,7 +118,7 @@ def test_an_interrupt_leaves_nothing_rented(cloud, when):
     """Whenever Ctrl-C comes, also while a zone is being left."""
 
     def tell(line):
-        cloud.told.append(line)
+        cloud.lines.append(line)
         if line.startswith(f"{A}: {when}"):
             signal.raise_signal(signal.SIGINT)
 
@@ -142,7 +142,7 @@ def test_an_interrupt_while_it_deletes_lets_it_delete(cloud, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         cloud.run()
     assert cloud.rented() == set()
-    assert cloud.told[-2:] == [
+    assert cloud.lines[-2:] == [
         f"{A}: what it has is deleted first",
         f"{A}: left; nothing of it is listed",
     ]
@@ -150,7 +150,7 @@ def test_an_interrupt_while_it_deletes_lets_it_delete(cloud, monkeypatch):
     interrupts = 2
     with pytest.raises(KeyboardInterrupt):
         cloud.run()
-    assert "may still have machines; this ends them: gcloud" in cloud.told[-1]
+    assert "may still have machines; this ends them: gcloud" in cloud.lines[-1]
 
 
 @pytest.mark.parametrize("there", ["head", "request"])
