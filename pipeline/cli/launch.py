@@ -17,7 +17,7 @@ from pipeline.errors import InputError, StoreUnavailable, UsageError
 from pipeline.graph.declaration import FULL
 from pipeline.graph.hardware import Hardware, pod
 from pipeline.identity.secret_text import refuse_secrets
-from pipeline.launch import LOCAL, gcloud, kuberay, shipped, sky
+from pipeline.launch import LOCAL, gcloud, gcluster, kuberay, shipped, sky
 from pipeline.launch import zones as try_zones
 from pipeline.launch.job import FOLDER, Job, Provisioning, hardware_of, job_name
 from pipeline.store.write_check import bucket_warnings
@@ -35,6 +35,7 @@ that are not given are read from the environment and from the machine's metadata
 BACK_ENDS = {
     "sky": sky.provision,
     "kuberay": kuberay.provision,
+    "gcluster": gcluster.provision,
     "gcloud": gcloud.group,
     "queued": gcloud.queued,
 }

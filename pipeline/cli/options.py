@@ -109,8 +109,8 @@ FLAGS: dict[str, dict[str, Any]] = {
         "default": bool(os.environ.get("PONENTE_NO_COMPILE")),
     },
     "on": _flag(
-        "sky, kuberay, gcloud (managed group), queued (queued resource), or local: this machine "
-        "imitates the hosts",
+        "sky, kuberay, gcluster (Cluster Toolkit), gcloud (managed group), queued (queued "
+        "resource), or local: this machine imitates the hosts",
         choices=(*TARGETS, LOCAL),
     ),
     "spot": _switch("preemptible machines, cheaper: see `plan`"),
@@ -119,7 +119,7 @@ FLAGS: dict[str, dict[str, Any]] = {
     "zone_wait": _flag("time in each queue (15m)", default=900.0, type=seconds, metavar="TIME"),
     "capacity": _flag("another queue", default="", choices=("flex-start", "reserved")),
     "image": _flag(
-        "container image to build and push, for kuberay", default="", metavar="REGISTRY/NAME:TAG"
+        "container image to build and push, for Kubernetes", default="", metavar="REGISTRY/NAME:TAG"
     ),
     "go": _switch("run the commands, which are otherwise only printed; --on local needs no --go"),
     "help": _switch("print this help"),

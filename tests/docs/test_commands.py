@@ -122,7 +122,7 @@ def _verb(verb: str, of: Declaration[Any] | None, arguments: list[str]) -> None:
     flags, *_ = options.parse(verb, arguments, None if verb in options.FREE else of, verb)
     if verb == "launch" and flags.on in TARGETS:
         assert not storage.is_local(flags.prefix), "launch: every host must reach the store"
-        assert flags.zone or flags.on == "sky", "launch: give --zone"
+        assert flags.zone or flags.zones or flags.on == "sky", "launch: give --zone"
 
 
 @pytest.mark.slow
