@@ -59,7 +59,7 @@ def port(number: int) -> Held | None:
     listen = [
         each
         for each in psutil.net_connections("tcp")
-        if each.status == psutil.CONN_LISTEN and each.laddr.port == number
+        if each.status == psutil.CONN_LISTEN and getattr(each.laddr, "port", 0) == number
     ]
     if not listen:
         return None

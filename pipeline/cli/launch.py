@@ -88,21 +88,13 @@ def launch(context: Context) -> int:
         if shutil.which(program) is None:
             raise InputError(f"launch: {program} is not installed here, and --go calls it")
     os.makedirs(FOLDER, exist_ok=True)
-
-    def write(made: Provisioning) -> None:
-        for file, text in made.files.items():
-            Path(FOLDER, file).write_text(text)
-
-    write(made)
     shipped.pack(os.path.join(FOLDER, job.packed), files, made.files)
     if len(zones) == 1:
         _call(made)
     else:
-        given = try_zones.first_given(
-            zones, lambda each: (write(each), _call(each)), chosen.zone_wait, say
-        )
-        say(f"the machines are in {given}")
-        made = zones[given]
+        zone = try_zones.first_given(zones, _call, chosen.zone_wait, say)
+        say(f"the machines are in {zone}")
+        made = zones[zone]
     say(_later(made))
     return 0
 
@@ -165,6 +157,8 @@ def _later(made: Provisioning) -> str:
 
 
 def _call(made: Provisioning) -> None:
+    for file, text in made.files.items():
+        Path(FOLDER, file).write_text(text)
     undo = "; ".join(made.undo)
     for line in made.commands:
         say(f"$ {line}")

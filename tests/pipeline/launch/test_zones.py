@@ -74,6 +74,8 @@ def cloud(tmp_path, monkeypatch):
     (tmp_path / "bin/gcloud").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
     monkeypatch.setenv("LAB", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "launch").mkdir()
     for name in ("_POLL_SECONDS", "_LATE_SECONDS"):
         monkeypatch.setattr(zones, name, 0.0)
     made = Cloud(tmp_path)
@@ -98,6 +100,7 @@ def test_the_first_zone_that_gives_the_chips_is_kept(cloud):
         f"{B}: PROVISIONING",
     ]
     assert not [call for call in cloud.calls(C) if " list " not in call]
+    assert B in (cloud.folder / "launch/run-200m.head.sh").read_text()
 
 
 def test_without_capacity_anywhere_nothing_is_left(cloud):
