@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from pipeline.errors import CorruptOutput
@@ -45,15 +45,16 @@ class Board:
     """The runs of one store; for one thread at a time.
 
     `curves` says whether a step has curves, from its record and its output's manifest (or None):
-    then its directory is a page.
+    then its directory is a page. `links` (text, URL) are those of the index to other pages.
     """
 
     def __init__(
         self,
         prefix: str,
         curves: Callable[[StepRecord, Manifest | None], bool] = lambda _, __: False,
+        links: Sequence[tuple[str, str]] = (),
     ) -> None:
-        self.prefix, self._curves = prefix, curves
+        self.prefix, self._curves, self._links = prefix, curves, links
         self.lock = threading.RLock()
         self._fresh = _FRESH_SECONDS if storage.is_local(prefix) else _FRESH_BUCKET_SECONDS
         self._listed, self._listing = float("-inf"), 0
@@ -86,14 +87,11 @@ class Board:
         """The table of runs, `RUNS_PER_PAGE` on one page; the first has the newest."""
         ids = self.ids()
         begin = RUNS_PER_PAGE * (number - 1)
-        links = [("← newer", number - 1)] if number > 1 else []
-        links += [("older →", number + 1)] if begin + RUNS_PER_PAGE < len(ids) else []
+        links = [("← newer", f"index.html?page={number - 1}")] if number > 1 else []
+        if begin + RUNS_PER_PAGE < len(ids):
+            links.append(("older →", f"index.html?page={number + 1}"))
         found = self.records(ids[begin : begin + RUNS_PER_PAGE])
-        return page.render_index(
-            found,
-            total=len(ids),
-            links=[(text, f"index.html?page={other}") for text, other in links],
-        )
+        return page.render_index(found, total=len(ids), links=[*links, *self._links])
 
     def run(self, run: str) -> str | None:
         """The page of a run; None for one that is not in the store."""

@@ -18,13 +18,15 @@ import contextlib
 import hashlib
 import hmac
 import ipaddress
+import re
 import socket
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from http import HTTPStatus
 from http.cookies import CookieError, SimpleCookie
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from urllib.parse import parse_qs, unquote, urlsplit
+from typing import Any
+from urllib.parse import parse_qs, unquote
 
 from pipeline.errors import InputError, PonenteError, one_line
 from pipeline.pages.page import environment
@@ -81,6 +83,9 @@ class Server(ThreadingHTTPServer):
                 "another --port, or --port 0 for a free one"
             ) from error
 
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Nothing: a browser may drop a connection at any moment, and an answer has its own."""
+
     @property
     def url(self) -> str:
         host, port = self.server_address[:2]
@@ -110,17 +115,17 @@ class _Handler(BaseHTTPRequestHandler):
         return self.server
 
     def do_GET(self) -> None:
-        parts = urlsplit(self.path)
-        query = parse_qs(parts.query)
+        path, _, text = self.path.partition("?")
+        query = parse_qs(text)
         # The first connection of a browser may be dropped while its answer is made.
         with contextlib.suppress(ConnectionError):
             if refused := self._refusal(query):
                 self._send(Answer(refused[1].encode(), TEXT, status=refused[0]))
             elif query.pop("token", None):
-                place = "/" + parts.path.lstrip("/")  # "//host" would be another server's
+                place = "/" + path.lstrip("/")  # "//host" would be another server's
                 self._send(Answer(b"", TEXT, status=HTTPStatus.SEE_OTHER, location=place))
             else:
-                self._send(self._answer(unquote(parts.path).removeprefix("/"), query))
+                self._send(self._answer(unquote(path).removeprefix("/"), query))
 
     do_HEAD = do_GET
 
@@ -133,10 +138,9 @@ class _Handler(BaseHTTPRequestHandler):
     do_POST = do_PUT = do_DELETE = do_PATCH = do_OPTIONS = _other
 
     def _refusal(self, query: Query) -> tuple[HTTPStatus, str] | None:
-        host = self.headers.get("Host", "")
-        name = (urlsplit(f"//{host}").hostname or "") if host else ""
+        name = re.sub(r":\d*$", "", self.headers.get("Host", "")).lower()
         with contextlib.suppress(ValueError):
-            ipaddress.ip_address(name)
+            ipaddress.ip_address(name.removeprefix("[").removesuffix("]"))
             name = "localhost"
         if name not in self._own.names:
             return HTTPStatus.MISDIRECTED_REQUEST, "this server does not have the name asked for\n"

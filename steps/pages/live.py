@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import os
 import posixpath
+import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
 from urllib.parse import urlencode
@@ -37,6 +39,7 @@ _KINDS = {
 _MOST_BYTES = 32 << 20
 _MOST_LOGS, _MOST_PAGES, _MOST_COMPARED = 12, 12, 8
 _RUNS_BESIDE, _MOST_BESIDE = 20, 6
+_SHARE = 10  # a page is made again after so many times the time it takes
 
 
 class LivePages:
@@ -45,7 +48,7 @@ class LivePages:
     def __init__(self, prefix: str) -> None:
         self.prefix, self.board = prefix, Board(prefix, self._has_curves)
         self._logs: Recent[_Log] = Recent(_MOST_LOGS)
-        self._made: Recent[tuple[Any, str]] = Recent(_MOST_PAGES)
+        self._made: Recent[_Made] = Recent(_MOST_PAGES)
         self._begun: set[str] = set()  # logs of metrics that were there
         self.pages: dict[str, Callable[[Query], str | None]] = {
             "reports/index.html": lambda query: self.board.index(_number(query)),
@@ -117,28 +120,28 @@ class LivePages:
                 f"compare.html: expected 1 to {_MOST_COMPARED} directories of this store, such as "
                 f"?run=train-0123456789abcdef0123, found {', '.join(wrong) or len(names)}"
             )
-        urls = {name: storage.join(self.prefix, name) for name in names}
-        found = {name: load(url) for name, url in urls.items()}
-        states = [each.attempt if each else self._bytes(urls[n]) for n, each in found.items()]
-        if len(urls) == 1 and not all(
-            is_run(each) if each else states[0] for each in found.values()
-        ):
+        names = list(dict.fromkeys(names))
+        urls = [storage.join(self.prefix, name) for name in names]
+        found = [load(url) for url in urls]
+        states = [m.attempt if m else self._bytes(url) for m, url in zip(found, urls, strict=True)]
+        if len(urls) == 1 and not (is_run(found[0]) if found[0] else states[0]):
             return None
-        state = (states, beside := self._beside(names))
-        kept = self._made.get((*names,))
-        if kept is None or kept[0] != state:
-            labels = [each.label if each else n.rpartition("-")[0] for n, each in found.items()]
+        state, kept = (states, self._beside(names)), self._made.get((*names,))
+        begun = time.monotonic()
+        if kept is None or (kept.state != state and begun >= kept.until):
+            labels = [
+                m.label if m else n.rpartition("-")[0] for m, n in zip(found, names, strict=True)
+            ]
             if len({*labels}) < len(labels):
-                labels = [f"{label} {n[-20:-12]}" for label, n in zip(labels, urls, strict=True)]
-            kept = state, self._compared(list(urls.values()), labels, beside)
-        return self._made.keep((*names,), kept)[1]
+                labels = [f"{label} {n[-20:-12]}" for label, n in zip(labels, names, strict=True)]
+            from steps.pages.compare import record_of, render
 
-    def _compared(self, urls: list[str], labels: list[str], beside: list[tuple[str, str]]) -> str:
-        from steps.pages.compare import record_of, render
-
-        pairs = zip(urls, labels, strict=True)
-        records = [record_of(url, label, self._entries) for url, label in pairs]
-        return render(records, [("All runs", "/reports/index.html")], beside)
+            pairs = zip(urls, labels, strict=True)
+            records = [record_of(url, label, self._entries) for url, label in pairs]
+            text = render(records, [("All runs", "/reports/index.html")], state[1])
+            took = time.monotonic() - begun
+            kept = _Made(state, text, begun + _SHARE * took)
+        return self._made.keep((*names,), kept).text
 
     def _beside(self, names: list[str]) -> list[tuple[str, str]]:
         """(text, link) of comparisons with the same step of the newest other runs."""
@@ -164,6 +167,15 @@ class LivePages:
         log = self._log(directory)
         log.look()
         return log.entries
+
+
+@dataclass(frozen=True)
+class _Made:
+    """A page, what it shows, and until when (monotonic seconds) it is not made again."""
+
+    state: Any
+    text: str
+    until: float
 
 
 class _Log:

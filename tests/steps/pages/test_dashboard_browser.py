@@ -13,7 +13,7 @@ from pipeline.errors import StoreUnavailable
 from tests.browser import CHROMIUM, Browser
 from tests.pipeline.execute import run_logs
 from tests.pipeline.pages.pages import RUN
-from tests.steps.pages.test_live import TRAIN, serving, training
+from tests.steps.pages.test_live import TRAIN, append, serving, training
 
 pytestmark = [
     pytest.mark.slow,
@@ -49,11 +49,6 @@ def unreachable(path, query):
     raise StoreUnavailable("the bucket does not answer")
 
 
-def append(path, line):
-    with open(path, "a") as file:
-        file.write(json.dumps(line) + "\n")
-
-
 def test_pages_grow_as_the_store_does(browser, store):
     """Without being loaded again; what was opened and the axes that were chosen stay."""
     prefix, log = store
@@ -81,8 +76,7 @@ def test_pages_grow_as_the_store_does(browser, store):
         browser.run("document.querySelector('.legend button').click()")
         pressed = "document.querySelector('.legend button').ariaPressed"
         assert browser.run(pressed) == "true", "the script of charts runs"
-        row = {"kind": "step", "step": 6, "loss": 0.25, "tokens": 10, "time": 0}
-        append(prefix / TRAIN / "attempts/000001-aaaa/keep/metrics.jsonl", row)
+        append(prefix)
         browser.until(f"{curve}.split('L').length > {before.count('L') + 1}")
         assert browser.run(pressed) == "true"
         assert browser.run(f"{curve} !== {json.dumps(before)}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import importlib
 import json
 import os
 import threading
@@ -17,6 +18,7 @@ from pipeline.errors import InputError
 from pipeline.pages import page as run_page
 from pipeline.store import run_summary, storage
 from steps.cli.dashboard import serve
+from steps.pages import live
 from steps.pages.live import LivePages
 from tests.bench import dashboard as bench
 from tests.bench.request_servers import kind
@@ -26,6 +28,7 @@ from tests.pipeline.execute.run_logs import START
 from tests.pipeline.pages.pages import RUN, Page
 from tests.steps.pages.test_compare_command import attempt, began, steps
 
+compare = importlib.import_module("steps.pages.compare")  # of the package, the name is the step's
 TRAIN = f"train-{run_logs.key('train')[:20]}"
 OTHER = "train-" + "0123456789abcdef0123"
 
@@ -59,6 +62,13 @@ def training(prefix, name=TRAIN, count=5, loss=1.0):
     """A training in progress in the store."""
     rows = [began(0), *steps(*range(1, count + 1), loss=loss)]
     attempt(prefix / name, "000001-aaaa", rows)
+
+
+def append(prefix):
+    """The sixth step of a training."""
+    row = {"kind": "step", "step": 6, "loss": 0.25, "tokens": 10, "time": 0}
+    with open(prefix / TRAIN / "attempts/000001-aaaa/keep/metrics.jsonl", "a") as file:
+        file.write(json.dumps(row) + "\n")
 
 
 @pytest.fixture(scope="module")
@@ -104,8 +114,9 @@ def test_its_pages_are_those_that_runs_write(store, tmp_path):
     assert without(live) == without(written)
 
 
-def test_a_run_in_progress_is_shown_as_far_as_it_is(server, store):
+def test_a_run_in_progress_is_shown_as_far_as_it_is(server, store, monkeypatch):
     """Its state and progress in the index; its page leads to its curves, and grows."""
+    monkeypatch.setattr(live, "_SHARE", 0)
     os.utime(store / "events" / f"{RUN}.jsonl")
     index = Page(ask(server, "/reports/index.html")[2])
     assert "2 runs" in index.all("p")[0]["text"]
@@ -115,13 +126,34 @@ def test_a_run_in_progress_is_shown_as_far_as_it_is(server, store):
     assert (status, Page(curves).wrong) == (200, [])
     assert "<svg" in curves
     assert ask(server, f"/{TRAIN}/", If_None_Match=headers["ETag"])[::2] == (304, "")
-    data = {"kind": "step", "step": 6, "loss": 0.25, "tokens": 10, "time": 0}
-    with open(store / TRAIN / "attempts/000001-aaaa/keep/metrics.jsonl", "a") as file:
-        file.write(json.dumps(data) + "\n")
+    append(store)
     status, changed, curves = ask(server, f"/{TRAIN}/", If_None_Match=headers["ETag"])
     assert status == 200
     assert changed["ETag"] != headers["ETag"]
     assert "0.25" in curves
+
+
+def test_a_page_that_takes_long_is_made_seldom(tmp_path, monkeypatch):
+    """A tenth of the time at most; then it has what came since."""
+    training(tmp_path)
+    clock = [0.0]
+    monkeypatch.setattr(live.time, "monotonic", lambda: clock[0])
+    pages = LivePages(str(tmp_path))
+    monkeypatch.setattr(compare, "render", slow(compare.render, clock, 2.0))
+    first = pages(f"{TRAIN}/", {}).body
+    append(tmp_path)
+    clock[0] += 17
+    assert pages(f"{TRAIN}/", {}).body == first
+    clock[0] += 4
+    assert pages(f"{TRAIN}/", {}).body != first
+
+
+def slow(function, clock, seconds):
+    def call(*arguments):
+        clock[0] += seconds
+        return function(*arguments)
+
+    return call
 
 
 def test_runs_are_compared_on_the_page_of_the_verb(server):
@@ -149,6 +181,7 @@ def test_runs_are_compared_on_the_page_of_the_verb(server):
         ("/reports/..%2flaunch/run/secret.txt", 404),
         ("//etc/passwd", 404),
         ("/%00", 404),
+        ("/%ff%fe", 404),
         (f"/events/{RUN}.jsonl", 404),
         ("/reports/index.html?page=0", 404),
         ("/reports/index.html?page=x", 404),
@@ -197,6 +230,9 @@ def test_a_head_has_the_headers_alone(server):
         ("127.0.0.1:7878", 200),
         ("localhost", 200),
         ("[::1]:80", 200),
+        ("[::1", 421),
+        ("evil.example:", 421),
+        ("[evil.example]", 421),
         ("evil.example", 421),
         ("evil.example:7878", 421),
         ("localhost.evil.example", 421),
