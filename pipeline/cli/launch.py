@@ -89,7 +89,7 @@ def launch(context: Context) -> int:
             raise InputError(f"launch: {program} is not installed here, and --go calls it")
     os.makedirs(FOLDER, exist_ok=True)
     shipped.pack(os.path.join(FOLDER, job.packed), files, made.files)
-    if len(zones) == 1:
+    if not chosen.zones:
         _call(made)
     else:
         zone = try_zones.first_given(zones, _call, chosen.zone_wait, say)
