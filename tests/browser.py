@@ -94,7 +94,7 @@ class Browser:
 
     def open(self, url: str) -> None:
         self.ask("Page.navigate", url=url)
-        self.until("document.readyState === 'complete' && location.href !== 'about:blank'")
+        self.until("location.href !== 'about:blank'")
 
     def run(self, expression: str):
         """The value of an expression in the page."""
@@ -105,11 +105,17 @@ class Browser:
         return found["result"].get("value")
 
     def until(self, expression: str, seconds: float = 20.0) -> None:
-        """Return once an expression is true in the page."""
+        """Return once an expression is true in the page, and the page has loaded."""
         end = time.monotonic() + seconds
-        while not self.run(expression):
+        while not self._holds(f"document.readyState === 'complete' && ({expression})"):
             assert time.monotonic() < end, f"not within {seconds} s: {expression}"
             time.sleep(0.1)
+
+    def _holds(self, expression: str) -> bool:
+        try:
+            return bool(self.run(expression))
+        except AssertionError:  # a page that is being left answers with an error
+            return False
 
     def picture(self, path: Path, *, whole: bool = True) -> None:
         """A screenshot as PNG: of the whole page, or of what the window shows."""

@@ -38,6 +38,8 @@ def store(tmp_path):
     """A run in progress whose training has five steps so far."""
     run_logs.troubled_run(str(tmp_path), RUN)
     log = run_logs.Log(str(tmp_path), "20270101-000000-live", time.time()).start(run_logs.graph())
+    headline = {"status": "published", "result": {"headline": ["508 documents"]}}
+    log.began("documents").tell("finished", "documents", seconds=1.0, **headline)
     log.tell("queued", "train").began("train").at(9)
     log.tell("progress", "train", done=5, total=9, unit="steps", note="loss 4.1")
     os.unlink(tmp_path / TRAIN / "manifest.json")
