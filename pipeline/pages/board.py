@@ -1,6 +1,6 @@
 """The runs of a store for readers that ask again and again: what has not changed is not read again.
 
-A refresh is one listing of the runs' summaries, and for each run that still goes on a look at what
+A refresh is one listing of the runs' summaries, and for each run in progress a look at what
 its log has more. Nothing is written, so a login that may only read is enough.
 """
 
