@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from pipeline import holders
 from pipeline.accelerators import peak_flops
 from pipeline.errors import PonenteError, one_line
 from pipeline.graph.module_names import hiding
@@ -104,7 +105,7 @@ def devices(_: str) -> Finding:
         done = subprocess.run(command, timeout=_DEVICE_SECONDS, **quiet)
     except subprocess.TimeoutExpired:
         found = f"jax did not list its devices in {_DEVICE_SECONDS:g} s; the system has: {shown}"
-        advice = "another process may hold the TPU, or jax waits for other hosts of its slice"
+        advice = "see `held`, or jax waits for other hosts of its slice"
         return Finding("devices", "warn", found, advice)
     answer = next((x for x in done.stdout.splitlines() if x.startswith("DEVICES ")), None)
     if answer is None:
@@ -132,6 +133,19 @@ def judge_devices(listed: dict[str, Any], shown: str, platforms: str) -> Finding
     if platforms:
         advice = f"JAX_PLATFORMS={platforms} leaves it out; unset it to use it"
     return Finding("devices", "warn", f"{found}; JAX does not see: {shown}", advice)
+
+
+def held(_: str) -> Finding:
+    """Whether another process holds a chip or a port that a run on TPUs needs."""
+    ports = [each for each in map(holders.port, holders.PORTS) if each is not None]
+    found = [*holders.chips(), *ports]
+    if not found:
+        return Finding("held", "ok", f"no chip, and of ports none of {[*holders.PORTS]}")
+    what, advice = (
+        "; ".join(dict.fromkeys(getattr(each, part) for each in found))
+        for part in ("found", "advice")
+    )
+    return Finding("held", "warn", what, advice)
 
 
 def store(prefix: str) -> Finding:
@@ -191,6 +205,7 @@ Check = Callable[[str], Finding]
 CHECKS: dict[str, tuple[Check, float]] = {
     "packages": (packages, 30.0),
     "devices": (devices, _DEVICE_SECONDS + 10),
+    "held": (held, 20.0),
     "store": (store, 20.0),
     "ray": (ray, 10.0),
 }

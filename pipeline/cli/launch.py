@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import os
 import shutil
 import subprocess
@@ -16,7 +17,8 @@ from pipeline.errors import InputError, StoreUnavailable, UsageError
 from pipeline.graph.declaration import FULL
 from pipeline.graph.hardware import Hardware, pod
 from pipeline.identity.secret_text import refuse_secrets
-from pipeline.launch import LOCAL, gcloud, kuberay, shipped, sky
+from pipeline.launch import LOCAL, gcloud, gcluster, kuberay, shipped, sky
+from pipeline.launch import zones as try_zones
 from pipeline.launch.job import FOLDER, Job, Provisioning, hardware_of, job_name
 from pipeline.store.write_check import bucket_warnings
 
@@ -33,6 +35,7 @@ that are not given are read from the environment and from the machine's metadata
 BACK_ENDS = {
     "sky": sky.provision,
     "kuberay": kuberay.provision,
+    "gcluster": gcluster.provision,
     "gcloud": gcloud.group,
     "queued": gcloud.queued,
 }
@@ -56,6 +59,7 @@ def launch(context: Context) -> int:
         raise InputError(
             f"launch: git ignores {script}, so hosts would not get it; git add -f {script}"
         )
+    _check_queue(chosen)
     job = Job(
         name=name,
         hardware=hardware,
@@ -63,26 +67,49 @@ def launch(context: Context) -> int:
         prefix=context.store.prefix,
         code=shipped.digest(files),
         spot=chosen.spot,
-        zone=chosen.zone,
+        capacity=chosen.capacity,
         image=chosen.image,
     )
-    made = BACK_ENDS[chosen.on](job)
-    for warning in bucket_warnings(job.prefix, job.region):
+    jobs = [dataclasses.replace(job, zone=zone) for zone in chosen.zones or (chosen.zone,)]
+    zones = {job.zone: BACK_ENDS[chosen.on](job) for job in jobs}
+    made = zones[jobs[0].zone]
+    for warning in {w: None for job in jobs for w in bucket_warnings(job.prefix, job.region)}:
         say(f"warning: {warning}", error=True)
     if not chosen.go:
         for file, text in made.files.items():
             say(f"==> {FOLDER}/{file}\n{text}")
-        say("\n".join(["==> commands, which --go runs", *made.commands, _later(made)]))
+        for zone, each in zones.items():
+            where = f" in {zone}, until a zone gives the chips" if len(zones) > 1 else ""
+            say("\n".join([f"==> commands, which --go runs{where}", *each.commands]))
+            say(_later(each))
         say(f"==> {FOLDER}/{job.packed}: {len(files)} files that git would send, and their commit")
         return 0
     for program in made.needs:
         if shutil.which(program) is None:
             raise InputError(f"launch: {program} is not installed here, and --go calls it")
     os.makedirs(FOLDER, exist_ok=True)
-    for file, text in made.files.items():
-        Path(FOLDER, file).write_text(text)
     shipped.pack(os.path.join(FOLDER, job.packed), files, made.files)
-    return _call(made)
+    if not chosen.zones:
+        _call(made)
+    else:
+        zone = try_zones.first_given(zones, _call, chosen.zone_wait, say)
+        say(f"the machines are in {zone}")
+        made = zones[zone]
+    say(_later(made))
+    return 0
+
+
+def _check_queue(chosen: argparse.Namespace) -> None:
+    if chosen.zone and chosen.zones:
+        raise UsageError("launch: give --zone or --zones")
+    if chosen.spot and chosen.capacity:
+        raise UsageError(f"launch: give --spot or --capacity {chosen.capacity}")
+    for flag in ("zones", "capacity"):
+        if getattr(chosen, flag) and chosen.on != "queued":
+            raise UsageError(
+                f"launch: --{flag} is about Google's queues; use --on queued (--on sky tries zones "
+                "by itself)"
+            )
 
 
 def _run_command(context: Context) -> tuple[str, ...]:
@@ -129,7 +156,9 @@ def _later(made: Provisioning) -> str:
     return "\n".join(["==> later", early, *made.undo, *made.after])
 
 
-def _call(made: Provisioning) -> int:
+def _call(made: Provisioning) -> None:
+    for file, text in made.files.items():
+        Path(FOLDER, file).write_text(text)
     undo = "; ".join(made.undo)
     for line in made.commands:
         say(f"$ {line}")
@@ -144,8 +173,6 @@ def _call(made: Provisioning) -> int:
         if done.returncode:
             program = line.partition(" ")[0]
             raise InputError(f"launch: {program} ended with status {done.returncode}; {left}")
-    say(_later(made))
-    return 0
 
 
 def join(arguments: list[str]) -> int:

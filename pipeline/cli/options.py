@@ -109,14 +109,17 @@ FLAGS: dict[str, dict[str, Any]] = {
         "default": bool(os.environ.get("PONENTE_NO_COMPILE")),
     },
     "on": _flag(
-        "sky, kuberay, gcloud (managed group), queued (queued resource), or local: this machine "
-        "imitates the hosts",
+        "sky, kuberay, gcluster (Cluster Toolkit), gcloud (managed group), queued (queued "
+        "resource), or local: this machine imitates the hosts",
         choices=(*TARGETS, LOCAL),
     ),
     "spot": _switch("preemptible machines, cheaper: see `plan`"),
     "zone": _flag("Google's zone, such as us-east5-b", default="", metavar="ZONE"),
+    "zones": _flag("zones to try in order", default=(), type=_names, metavar="ZONE,..."),
+    "zone_wait": _flag("time in each queue (15m)", default=900.0, type=seconds, metavar="TIME"),
+    "capacity": _flag("another queue", default="", choices=("flex-start", "reserved")),
     "image": _flag(
-        "container image to build and push, for kuberay", default="", metavar="REGISTRY/NAME:TAG"
+        "container image to build and push, for Kubernetes", default="", metavar="REGISTRY/NAME:TAG"
     ),
     "go": _switch("run the commands, which are otherwise only printed; --on local needs no --go"),
     "help": _switch("print this help"),
@@ -152,7 +155,7 @@ VERBS = {
     "show": Verb("one output: configuration, result, lineage", ("json",), "STEP"),
     "launch": Verb(
         "make machines for the experiment's hardware and run it on them",
-        ("on", "spot", "zone", "image", "go", *LAUNCHED),
+        ("on", "spot", "capacity", "zone", "zones", "zone_wait", "image", "go", *LAUNCHED),
     ),
     "logs": Verb("the logs of a step's last attempt", ("follow",), "STEP"),
     "verify": Verb("compare outputs with their digests", ("json",), "[STEP ...]"),

@@ -184,6 +184,15 @@ class RunRecord:
         said = (step.result.get("headline") for step in reversed(self.steps.values()))
         return next((str(lines[0]) for lines in said if isinstance(lines, list) and lines), "")
 
+    @property
+    def doing(self) -> str:
+        """The steps that run now, with their progress and attempts."""
+        return "; ".join(
+            f"{step.label}: {step.progress or 'running'}"
+            + (f", attempt {len(step.attempts)}" if len(step.attempts) > 1 else "")
+            for step in (self.among("running") if self.alive else ())
+        )
+
     def among(self, *states: str) -> list[StepRecord]:
         return [step for step in self.steps.values() if step.state in states]
 

@@ -15,6 +15,7 @@ chips: also where the head was killed.
 
 from __future__ import annotations
 
+import dataclasses
 import shlex
 from dataclasses import dataclass
 
@@ -34,6 +35,13 @@ from pipeline.launch.job import (
     need_one_slice,
 )
 
+# Flex-start is of the alpha commands, and ends by itself after 7 days at most
+# (cloud.google.com/tpu/docs/request-using-flex-start).
+_CAPACITY = {
+    "": "",
+    "reserved": " --reserved",
+    "flex-start": " --provisioning-model=flex-start --max-run-duration=7d",
+}
 _QUEUE = "48h"  # waiting for chips costs nothing
 _HEAD_MACHINE = "e2-standard-8"
 _BOOT_DISK = "--boot-disk-size=200GB"
@@ -158,18 +166,26 @@ def queued(job: Job) -> Provisioning:
         nodes = f"--node-prefix={name} --node-count={hardware.slices}"
     runtime = _names(job, "queued").runtime
     queue = "gcloud compute tpus queued-resources"
+    alpha = queue.replace("gcloud", "gcloud alpha") if job.capacity == "flex-start" else queue
     chips = Chips(
-        create=f"{queue} create {name} {nodes} --zone={zone}"
+        create=f"{alpha} create {name} {nodes} --zone={zone}"
         f" --accelerator-type={accelerator_type(hardware)} --runtime-version={runtime}"
         f" --metadata-from-file=startup-script={FOLDER}/{name}.host.sh"
-        f"{' --spot' if job.spot else ''}",
+        f"{' --spot' if job.spot else _CAPACITY[job.capacity]}",
         exist=f"{queue} describe {name} --zone={zone}"
         ' --format="value(state.state)" | grep -x ACTIVE',
         listed=f"{queue} list --zone={zone} {_NAMES}",
         delete=f"{queue} delete {name} --zone={zone} --force --quiet",
     )
     later = "# a lost slice keeps its name and quota until it is deleted and requested again:"
-    return _provisioning(job, chips, [], (later, f"{chips.delete} && {chips.create}"))
+    made = _provisioning(job, chips, [], (later, f"{chips.delete} && {chips.create}"))
+    heads = f"gcloud compute instances list --zones={zone} {_NAMES}"
+    return dataclasses.replace(
+        made,
+        queue=f"{queue} describe {name} --zone={zone} --format=json",
+        listed=(heads, chips.listed),
+        names=(name, head_name(job)),
+    )
 
 
 def _names(job: Job, tool: str) -> Google:

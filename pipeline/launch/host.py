@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from pipeline import holders
 from pipeline.accelerators import GPUS, TPUS
 from pipeline.errors import InputError
 from pipeline.graph.hardware import Hardware, pod
@@ -32,7 +33,7 @@ VARIABLES = {
 }
 LABEL = "ponente-host"  # Ray's label with the number of a host in the hardware
 CLOCK_SECONDS = 10.0  # a larger offset breaks signed store requests and the order of logs
-_DEVICES = {"tpu": ("accel[0-9]*", "vfio/[0-9]*"), "gpu": ("nvidia[0-9]*",)}
+_DEVICES = {"tpu": holders.CHIPS, "gpu": ("nvidia[0-9]*",)}
 _SHOWN = 3
 _METADATA_SECONDS = 2.0
 _METADATA_TRIES = 3
@@ -174,7 +175,10 @@ def _number(fact: str, facts: Mapping[str, str], count: int, wanted: Hardware) -
 
 
 def check_chips(host: Host, devices: str = "/dev", seconds: float = 60.0) -> None:
-    """Return once this machine shows its chips; `InputError` if not within `seconds` of a boot."""
+    """Return once this machine shows its chips and no other process holds them.
+
+    Raises `InputError` if not within `seconds` of a boot, or of an earlier run's end.
+    """
     patterns, deadline = _DEVICES[host.hardware.kind], time.monotonic() + seconds
     wanted = host.hardware.devices_per_process
     while (seen := max(len(glob.glob(f"{devices}/{each}")) for each in patterns)) != wanted:
@@ -183,6 +187,11 @@ def check_chips(host: Host, devices: str = "/dev", seconds: float = 60.0) -> Non
                 f"{host} cannot join: expected {wanted} chips, this machine shows {seen} under "
                 f"{devices}; recreate it, or end the process that holds them"
             )
+        time.sleep(1.0)
+    while host.hardware.kind == "tpu" and (held := holders.chips(devices)):
+        if time.monotonic() >= deadline:
+            each = "; ".join(f"{one.found}: {one.advice}" for one in held)
+            raise InputError(f"{host} cannot join: {each}")
         time.sleep(1.0)
 
 

@@ -46,6 +46,7 @@ class Job:
     prefix: str  # the store, an object store's URL
     code: str  # digest of the code that is sent
     spot: bool = False
+    capacity: str = ""  # "flex-start" or "reserved", of Google's queues
     zone: str = ""  # Google's, such as us-east5-b; empty for the tool's choice
     image: str = ""  # of a container, for Kubernetes alone
 
@@ -122,6 +123,9 @@ class Provisioning:
     # are deleted without them when the run ends.
     undo: tuple[str, ...]
     after: tuple[str, ...] = ()  # other commands for later, printed and never run
+    queue: str = ""  # prints the queue's description of the request as JSON
+    listed: tuple[str, ...] = ()  # print the names of what there is, of these `names` and others
+    names: tuple[str, ...] = ()
 
 
 def job_name(experiment: str, preset: str) -> str:

@@ -23,6 +23,7 @@ from typing import Any
 
 import psutil
 
+from pipeline import holders
 from pipeline.errors import InputError, WorkerLost
 from pipeline.graph.hardware import Hardware
 from pipeline.launch.host import Host
@@ -94,6 +95,8 @@ def lead(
     """
     # Ray's head needs the address at which other hosts reach it.
     head, status = (socket.gethostbyname(head[0]), head[1]), 1
+    if held := holders.port(head[1]):
+        raise InputError(f"join: {held.found}; {held.advice} (HEAD:PORT, the same on all hosts)")
     with _terminable(), RayNode(head, host, first=True, imitate=imitate) as node:
         _reach(head, _RAY_SECONDS, node.check)
         with connected(head):
@@ -116,7 +119,9 @@ def _reach(head: tuple[str, int], seconds: float, check: Callable[[], None] = la
         if time.monotonic() > deadline:
             raise InputError(
                 f"join: no head answers at {head[0]}:{head[1]} within {seconds:.0f} s "
-                f"({error}); is it up, and can hosts reach its ports?"
+                f"({error}); is it up, and can hosts reach its ports? Those that Google opens for "
+                "TPUs (8470, 8471, 8474, 8476) are not enough: Ray and JAX's coordinator take "
+                "others, so allow tcp between the hosts"
             )
         time.sleep(_POLL_SECONDS)
 

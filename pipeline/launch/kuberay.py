@@ -40,19 +40,14 @@ ENV PATH=/app/.venv/bin:$PATH
 
 def provision(job: Job) -> Provisioning:
     """Dockerfile, RayJob and commands. Raises `InputError` without an image to push to."""
-    if not job.image:
-        raise InputError("--on kuberay: give --image REGISTRY/NAME:TAG, which is built and pushed")
-    file, docker, slices = f"{job.name}.rayjob.yaml", f"{job.name}.Dockerfile", job.hardware.slices
+    files, commands = image(job, "kuberay")
+    file, slices = f"{job.name}.rayjob.yaml", job.hardware.slices
     pools = [f"{job.name}-{n}" for n in range(slices)] if slices > 1 else [job.name]
     delete = 'gcloud container node-pools delete {} --cluster="$CLUSTER" --zone={}'
     return Provisioning(
-        files={
-            docker: job.origin() + _DOCKERFILE.format(packed=job.packed),
-            file: job.to_yaml(ray_job(job)),
-        },
+        files=files | {file: job.to_yaml(ray_job(job))},
         commands=(
-            f"docker build -t {job.image} -f {FOLDER}/{docker} {FOLDER}",
-            f"docker push {job.image}",
+            *commands,
             *(_node_pool(job, pool) for pool in pools),
             # `apply` would leave a finished job of this name as it is, and run nothing.
             f"kubectl create -f {FOLDER}/{file}",
@@ -63,6 +58,16 @@ def provision(job: Job) -> Provisioning:
             *(delete.format(pool, job.zone) for pool in pools),
         ),
     )
+
+
+def image(job: Job, tool: str) -> tuple[dict[str, str], tuple[str, ...]]:
+    """The Dockerfile, and the commands that build and push the job's image."""
+    if not job.image:
+        raise InputError(f"--on {tool}: give --image REGISTRY/NAME:TAG, which is built and pushed")
+    file = f"{job.name}.Dockerfile"
+    build = f"docker build -t {job.image} -f {FOLDER}/{file} {FOLDER}"
+    text = job.origin() + _DOCKERFILE.format(packed=job.packed)
+    return {file: text}, (build, f"docker push {job.image}")
 
 
 def _node_pool(job: Job, name: str) -> str:

@@ -7,7 +7,7 @@ the store are relative: a copied or moved store never links to the old one.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -94,9 +94,12 @@ def _put(prefix: str, name: str, page: str) -> str:
 
 
 def render(
-    record: RunRecord, manifests: Mapping[str, Manifest], others: Iterable[RunRecord]
+    record: RunRecord,
+    manifests: Mapping[str, Manifest],
+    others: Iterable[RunRecord],
+    curves: Container[str] = (),
 ) -> str:
-    """The page of a run, or of a plan."""
+    """The page of a run, or of a plan; the directories of the steps `curves` (keys) are pages."""
     others = [other for other in others if other.page and other.run != record.run]
     steps = list(record.steps.values())
     users: dict[str, list[StepRecord]] = {}
@@ -127,14 +130,18 @@ def render(
             results={step.key: _results(step, done.get(step.key)) for step in steps},
             pages={key: _html_files(manifest) for key, manifest in done.items()},
             relative=functools.partial(_relative, record),
+            curves=curves,
         )
     )
 
 
-def render_index(records: Sequence[RunRecord]) -> str:
+def render_index(
+    records: Sequence[RunRecord], total: int = 0, links: Sequence[tuple[str, str]] = ()
+) -> str:
+    """The table of runs: all, or some of a `total` with `links` to the others."""
     named = [(record, readable.command_line(record.command)) for record in records]
     page = environment().get_template("index.html")
-    return page.render(runs=named, relative=_relative)
+    return page.render(runs=named, total=total or len(named), links=links, relative=_relative)
 
 
 def _beyond(record: RunRecord) -> list[str]:

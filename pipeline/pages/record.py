@@ -39,8 +39,11 @@ class Follower:
                 record.driver = driver
         self._tail = Tail(url, read)
 
-    def look(self) -> RunRecord:
-        """The record as it is now; the same object at every look."""
+    def look(self, age: float | None = None) -> RunRecord:
+        """The record as it is now; the same object at every look.
+
+        `age` are the seconds since the run's summary was written, for a caller that knows them.
+        """
         record = self._record
         if not record.outcome:
             *lines, self._rest = (self._rest + self._tail.more()).split(b"\n")
@@ -51,13 +54,15 @@ class Follower:
                 except ValueError:
                     self._torn += 1
             record.torn = self._torn + bool(self._rest)
-        record.alive = not record.outcome and self._lives()
+        record.alive = not record.outcome and self._lives(age)
         return record
 
-    def _lives(self) -> bool:
+    def _lives(self, age: float | None) -> bool:
         record = self._record
         if not record.driver:
             return time.time() - record.last <= _KILLED_AFTER
+        if age is not None:
+            return run_summary.lives(self._prefix, record.run, record.driver, age)
         here = process.is_here(record.driver)
         if not here and time.monotonic() - self._judged < run_summary.BEAT_SECONDS:
             return record.alive

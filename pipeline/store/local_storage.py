@@ -145,6 +145,13 @@ class Disk:
             return []
         return [name for name in names if not TEMPORARY.fullmatch(name)]
 
+    def entries(self) -> dict[str, float]:
+        found = {}
+        for name in self.list_names():
+            with contextlib.suppress(FileNotFoundError):
+                found[name] = os.stat(os.path.join(self.path, name)).st_mtime
+        return found
+
     def files(self) -> dict[str, int]:
         # Not by fsspec, which skips what it cannot list: a shard would lose files unnoticed.
         return with_retries(self.path, lambda: _walk(self.path))

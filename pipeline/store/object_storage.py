@@ -170,15 +170,20 @@ class Objects:
             return []
         return [*{name.rstrip("/").rsplit("/", 1)[-1] for name in found} - {""}]
 
+    def entries(self) -> dict[str, float]:
+        self.fs.invalidate_cache()
+        try:
+            found = self.fs.ls(self.path, detail=True)
+        except FileNotFoundError:
+            return {}
+        named = {info["name"].rstrip("/").rsplit("/", 1)[-1]: _written(info) for info in found}
+        return {name: written or 0.0 for name, written in named.items() if name}
+
     def files(self) -> dict[str, int]:
         return {name: info["size"] for name, info in self._find().items()}
 
     def inventory(self) -> dict[str, tuple[int, float | None]]:
-        times = ("mtime", "created", "LastModified")
-        return {
-            name: (info["size"], next((_seconds(info[t]) for t in times if info.get(t)), None))
-            for name, info in self._find().items()
-        }
+        return {name: (info["size"], _written(info)) for name, info in self._find().items()}
 
     def _find(self) -> Mapping[str, Any]:
         self.fs.invalidate_cache()
@@ -233,6 +238,11 @@ class Memory(Objects):
             else:
                 self.fs.pipe_file(self.path, data)
             return True
+
+
+def _written(info: Mapping[str, Any]) -> float | None:
+    times = ("mtime", "created", "LastModified")
+    return next((_seconds(info[t]) for t in times if info.get(t)), None)
 
 
 def _seconds(time: Any) -> float | None:

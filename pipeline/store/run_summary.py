@@ -8,6 +8,7 @@ at any output, so that garbage collection leaves alone what the run may read.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from pipeline.events import encode as encode_json
@@ -31,9 +32,17 @@ def summary_url(prefix: str, run: str) -> str:
 
 def run_ids(prefix: str) -> dict[str, bool]:
     """The runs in a store, and whether each has a summary, by one listing; sorted by id."""
-    names = {*storage.list_names(storage.join(prefix, "events"))}
+    names = dict.fromkeys(storage.list_names(storage.join(prefix, "events")), 1.0)
+    return {run: time > 0 for run, time in sorted(written(names).items())}
+
+
+def written(names: Mapping[str, float]) -> dict[str, float]:
+    """The runs of an `events` directory by its names, and when their summaries were written.
+
+    0 for a run without a summary.
+    """
     ids = {n.removesuffix(end) for end in (_LOG, _SUMMARY) for n in names if n.endswith(end)}
-    return {run: run + _SUMMARY in names for run in sorted(ids)}
+    return {run: names.get(run + _SUMMARY, 0.0) for run in ids}
 
 
 def load_summary(prefix: str, run: str) -> dict[str, Any]:
@@ -54,11 +63,14 @@ def save(prefix: str, run: str, summary: bytes) -> None:
     storage.write_atomic(summary_url(prefix, run), summary, durable=False)
 
 
-def lives(prefix: str, run: str, driver: dict[str, Any]) -> bool:
-    """Whether the driver of a run lives: on this host by its process, elsewhere by the summary."""
+def lives(prefix: str, run: str, driver: dict[str, Any], age: float | None = None) -> bool:
+    """Whether the driver of a run lives: on this host by its process, elsewhere by the summary.
+
+    `age` are the seconds since that was written; without it the store is asked, by a small write.
+    """
     if process.is_here(driver):
         return not process.is_gone(driver)
-    age = process.age(summary_url(prefix, run))
+    age = process.age(summary_url(prefix, run)) if age is None else age
     return age is None or age <= _SILENT_BEATS * BEAT_SECONDS
 
 

@@ -216,6 +216,11 @@ def list_names(url: str) -> list[str]:
     return sorted(_at(url).list_names())
 
 
+def entries(url: str) -> dict[str, float]:
+    """Name -> Unix time of the last write (0 if unknown) of what is directly under a directory."""
+    return _at(url).entries()
+
+
 def list_files(url: str) -> Iterator[tuple[str, int]]:
     """(path relative to `url`, size in bytes) of every object under `url`, sorted by path.
 

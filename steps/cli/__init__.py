@@ -28,6 +28,10 @@ def command() -> None:
                 "continue text with a trained model; needs no file",
                 partial(_until_interrupted, "steps.cli.generate"),
             ),
+            "dashboard": (
+                "serve a store's pages to a browser, as they change; needs no file",
+                partial(_until_interrupted, "steps.cli.dashboard"),
+            ),
             "compare": ("compare training runs on one page; needs no file", _compare),
             "export": (
                 "write a model in another project's format; needs no file",

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pipeline import InputError, Result, StepContext, step
@@ -68,10 +68,15 @@ def compare(
     }
 
 
-def render(records: Sequence[TrainingRun]) -> str:
-    """The page."""
+def render(
+    records: Sequence[TrainingRun],
+    links: Sequence[tuple[str, str]] = (),
+    beside: Sequence[tuple[str, str]] = (),
+) -> str:
+    """The page; with `links` to other pages, and to comparisons with the runs `beside` these."""
     from steps.pages import page
     from steps.pages.charts import bars_chart, overlaid
+    from steps.pages.report import training_charts
 
     names = [record.name for record in records]
     _check_names(names)
@@ -85,7 +90,11 @@ def render(records: Sequence[TrainingRun]) -> str:
         scored=scored(records),
         noise=noise_table(records),
         samples=samples(records),
-        curves=overlaid(records),
+        curves=training_charts(records[0], accounts[0][1])
+        if len(records) == 1
+        else overlaid(records),
+        links=links,
+        beside=beside,
         times=[("Wall time by activity", bars_chart(known))] if known else [],
     )
 
@@ -228,20 +237,26 @@ def _numbered(names: Sequence[str]) -> list[str]:
 
 def _record(argument: str) -> TrainingRun:
     """The run that an argument `directory` or `name=directory` names."""
-    from pipeline.store.manifest import load
-    from steps.pages.run_record import of_checkpoint, of_directory
-
     name, named, url = argument.partition("=")
     if not named or "/" in name:  # the "=" belongs to a path
         name, url = "", argument
     url = storage.normalise(url)
-    name = name or url.rpartition("/")[2]
+    return record_of(url, name or url.rpartition("/")[2])
+
+
+def record_of(
+    url: str, name: str, entries: Callable[[str], Iterable[dict[str, Any]]] | None = None
+) -> TrainingRun:
+    """The run in the directory `url`; `entries` as for `of_directory`."""
+    from pipeline.store.manifest import load
+    from steps.pages.run_record import of_checkpoint, of_directory
+
     try:
         manifest = load(url)
     except NotADirectoryError as error:
         raise InputError(f"{url}: expected a directory, found a file") from error
     if manifest is None:
-        return of_directory(url, name)
+        return of_directory(url, name, entries)
     if "record" not in [shard.name for shard in manifest.shards]:
         raise InputError(f"{url}: expected a run of training, found an output of {manifest.label}")
     return of_checkpoint(Checkpoint(url, manifest), name, lineage([url]))

@@ -15,6 +15,11 @@ def render(template: str, **values: Any) -> str:
     return environment(_TEMPLATES).get_template(f"{template}.html").render(**values)
 
 
+def script(name: str) -> str:
+    """A script as the pages have it."""
+    return environment(_TEMPLATES).get_template(name).render()
+
+
 class Best(str):
     """A table cell that the page marks as the best of its row."""
 

@@ -7,7 +7,7 @@ empty.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -216,13 +216,16 @@ def _settings(given: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def of_directory(url: str, name: str) -> TrainingRun:
+def of_directory(
+    url: str, name: str, entries: Callable[[str], Iterable[Row]] | None = None
+) -> TrainingRun:
     """The record of a run without a manifest: in progress, interrupted, or without the pipeline.
 
     Args:
         url: directory of its step; of one attempt, for the run up to the end of that attempt; or of
             a `metrics.jsonl`.
         name: label in legends.
+        entries: reads the metrics log in a directory; by default all of it.
 
     Raises:
         InputError: the directory has no `metrics.jsonl`, or only an empty one.
@@ -230,16 +233,16 @@ def of_directory(url: str, name: str) -> TrainingRun:
     from training.metrics.goodput import fold
 
     root, inside, attempt = url.rpartition(f"/{ATTEMPTS}/")
-    step = root if inside else url
+    step, entries = root if inside else url, entries or _entries
     directories, build = _attempts(step, attempt if inside else "")
     above = _lineage(Ledger(step, build)) if build else {}
-    logs = [entries for each in directories or [url] if (entries := _entries(each))]
+    logs = [log for each in directories or [url] if (log := list(entries(each)))]
     if not logs:
         raise InputError(
             f"{url}: expected the directory of a run, with a {_METRICS} that is not empty, or of a "
             "`train` step, whose run writes one when it begins"
         )
-    configs = [each for entries in logs for each in entries if each["kind"] == "config"]
+    configs = [each for log in logs for each in log if each["kind"] == "config"]
     return TrainingRun(
         name=name,
         history=_joined(logs, "step"),

@@ -18,11 +18,11 @@ from pipeline.graph.declaration import Declaration, load_experiment
 from pipeline.identity.secret_text import refuse_secrets
 from pipeline.launch import TARGETS
 from pipeline.store import storage
-from steps.cli import dial, export, generate, tune
+from steps.cli import dashboard, dial, export, generate, tune
 from tests.docs.pages import ROOT, Block, blocks, inline_code, pages
 
 SHELL = ("sh", "bash", "")
-LIBRARY = ("generate", "export", "compare", "tune", "dial")
+LIBRARY = ("generate", "export", "compare", "tune", "dial", "dashboard")
 PLACEHOLDER = "FILE"
 REAL_OVERRIDE = options.override
 
@@ -110,7 +110,8 @@ def _ponente(words: list[str]) -> None:
     elif verb == "compare":
         assert {w for w in rest if w.startswith("-")} <= {"--output", "--forecasts"}
     elif verb in LIBRARY:
-        {"generate": generate, "export": export, "dial": dial}[verb]._parser().parse_args(rest)
+        parsers = {"generate": generate, "export": export, "dial": dial, "dashboard": dashboard}
+        parsers[verb]._parser().parse_args(rest)
     else:
         file = next((word for word in rest if word.endswith(".py") or word == PLACEHOLDER), None)
         _verb(verb, experiment(file) if file else None, [word for word in rest if word != file])
@@ -121,7 +122,7 @@ def _verb(verb: str, of: Declaration[Any] | None, arguments: list[str]) -> None:
     flags, *_ = options.parse(verb, arguments, None if verb in options.FREE else of, verb)
     if verb == "launch" and flags.on in TARGETS:
         assert not storage.is_local(flags.prefix), "launch: every host must reach the store"
-        assert flags.zone or flags.on == "sky", "launch: give --zone"
+        assert flags.zone or flags.zones or flags.on == "sky", "launch: give --zone"
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -34,6 +35,7 @@ RECORDED = {
     "sky-2x8xh100": ("sky", job("2x8xh100", zone="")),
     "kuberay-2xv6e-16-spot": ("kuberay", job("2xv6e-16", spot=True)),
     "kuberay-2x8xh100": ("kuberay", job("2x8xh100")),
+    "gcluster-v6e-16-spot": ("gcluster", job(spot=True)),
     "gcloud-v6e-16-spot": ("gcloud", job(spot=True)),
     "queued-2xv6e-16": ("queued", job("2xv6e-16")),
 }
@@ -79,6 +81,37 @@ def test_one_host_needs_no_policy_and_one_slice_is_a_node():
     assert "--accelerator-type=v5litepod-32 --runtime-version=v2-alpha-tpuv5-lite" in script
 
 
+# Of `gcluster job submit` and `job`: cmd/job/submit.go and cmd/job/job.go of cluster-toolkit.
+GCLUSTER = """image base-image build-context command compute-type dry-run-out platform mount name
+queue num-nodes num-slices restarts gke-ttl-after-finished grace-period
+gke-disable-parallel-containers placement-policy node-constraint cpu-affinity restart-on-exit-codes
+image-pull-secret service-account topology gke-scheduler await-job-completion timeout priority
+verbose gke-nap-provisioning gke-nap-reservation cluster location project"""
+
+
+@pytest.mark.parametrize("hardware", ["v6e-16", "v6e-8", "v5e-16", "v5p-32", "v4-16"])
+def test_a_job_of_the_cluster_toolkit_has_its_flags_and_a_command_that_joins(hardware):
+    """Known flags, each once; the pods' shell gives every host the first one's name."""
+    made = BACK_ENDS["gcluster"](job(hardware))
+    program, *words = shlex.split(made.commands[-1].replace("${CLUSTER:?", "${"))
+    assert [program, *words[:2]] == ["gcluster", "job", "submit"]
+    flags = dict(word.removeprefix("--").split("=", 1) for word in words[2:])
+    assert len(flags) == len(words) - 2
+    assert flags.keys() <= {*GCLUSTER.split()}
+    assert flags["topology"] == pod(hardware).topology
+    said = subprocess.run(
+        ["bash", "-c", flags["command"].replace("exec .venv/bin/ponente", "printf '%s\\n'", 1)],
+        env={"TPU_WORKER_HOSTNAMES": "slice-0.svc,slice-1.svc", "PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.splitlines()
+    assert said[:4] == ["join", "slice-0.svc:6380", "--hardware", hardware]
+    end = said.index("--")
+    assert said[end + 1 :] == [".venv/bin/ponente", *job().command[1:]]
+    launch._parser().parse_args(said[1:end])
+
+
 # (made by, where, the wrong value)
 
 
@@ -87,6 +120,9 @@ def test_one_host_needs_no_policy_and_one_slice_is_a_node():
     [
         ("kuberay", {"image": ""}, "give --image"),
         ("kuberay", {"image": "an image; rm -rf"}, "expected an image"),
+        ("gcluster", {"image": ""}, "--on gcluster: give --image"),
+        ("gcluster", {"hardware": "8xh100"}, "expected a TPU slice"),
+        ("gcluster", {"hardware": "2xv6e-16"}, "makes one slice, 2xv6e-16 is 2"),
         ("gcloud", {"hardware": "v5e-16"}, "use --on queued"),
         ("gcloud", {"hardware": "8xh100"}, "expected a TPU slice"),
         ("gcloud", {"zone": ""}, "give --zone"),
