@@ -25,6 +25,7 @@ from pipeline.execute.backend import (
 )
 from pipeline.execute.event_log import EventLog
 from pipeline.execute.executor import Execution
+from pipeline.execute.spending import Spending
 from pipeline.graph.declaration import FULL
 from pipeline.graph.facts import Published
 from pipeline.graph.order import unique_labels
@@ -68,8 +69,23 @@ def _run(context: Context, interrupts: Interrupts) -> Execution:
     # In UTC and marked so: ids without the letters are of runs before, in their machine's time.
     run_id = f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{uuid.uuid4().hex[:6]}"
     log = EventLog(prefix, run_id, [])
-    retry, wait = command_line(context.command), context.options.wait
-    execution = Execution(context.targets, context.store, log, retry, context.choice, wait)
+    retry, options = command_line(context.command), context.options
+    execution = Execution(
+        context.targets,
+        context.store,
+        log,
+        retry,
+        context.choice,
+        options.wait,
+        refuse=lambda node: spending.refusal(node) if spending else "",
+    )
+
+    def predict(node: Node) -> float | None:
+        outputs = Published(execution.published, prefix, context.capacity)
+        found = step_facts.state([node], outputs).get(node.key)
+        return found.seconds() if found is not None else None
+
+    spending = options.budget and Spending(options.budget, log.record, predict)
     display = choose(log.record)
     log.listen(display)
     log.emit(
@@ -80,6 +96,7 @@ def _run(context: Context, interrupts: Interrupts) -> Execution:
             command=context.command,
             store=prefix,
             settings=dataclasses.asdict(context.settings),
+            spot=context.capacity.spot,
             graph=[recorded(node) for node in execution.order],
         )
     )
@@ -96,8 +113,10 @@ def _run(context: Context, interrupts: Interrupts) -> Execution:
         if needed:
             if not storage.is_local(prefix) and (weak := check_writable(prefix)):
                 say(f"warning: {prefix}: {weak}")
+            if spending:
+                spending.check(needed)
             _check_facts(context, execution, needed)
-            _execute(context, log, execution, needed, interrupts)
+            _execute(context, log, execution, needed, interrupts, spending)
         outcome, pages = "ok", point_to_pages(context, execution)
     except (KeyboardInterrupt, Cancelled):
         outcome = "interrupted"
@@ -126,6 +145,7 @@ def _execute(
     execution: Execution,
     needed: list[Node],
     interrupts: Interrupts,
+    spending: Spending | None,
 ) -> None:
     executor, cluster = context.options.executor, context.options.cluster
     if cluster is None:
@@ -149,7 +169,8 @@ def _execute(
         except SystemExit:
             # While Ray starts, its own handler of SIGTERM is installed and raises this.
             raise interrupts.terminated() from None
-    stop = Stopper(context.store.prefix, log, *stops)
+    reached = spending.reached if spending else None
+    stop = Stopper(context.store.prefix, log, *stops, reached=reached)
     try:
         with stop.reported(), interrupts.stopping(stop):
             execution.run(backend, needed)
@@ -196,7 +217,7 @@ def _check_facts(context: Context, execution: Execution, needed: list[Node]) -> 
     The facts that are available at once come before those that need the compiler.
     """
     labels = unique_labels(execution.order)
-    outputs = Published(execution.published, context.store.prefix)
+    outputs = Published(execution.published, context.store.prefix, context.capacity)
     stated = found = step_facts.state(needed, outputs)
     for compiles in (False, True):
         if compiles:

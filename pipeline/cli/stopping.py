@@ -28,6 +28,7 @@ from pipeline.execute.event_log import EventLog
 from pipeline.pages.readable import duration
 from pipeline.store import storage
 
+BUDGET_SECONDS = 1.0  # between two looks at what is spent, which ask no store
 LOOK_SECONDS = 10.0  # each check is one request to an object store
 REPORT_SECONDS = 30.0
 END_SECONDS = 2.0
@@ -51,11 +52,20 @@ def request_stop(prefix: str, run_id: str) -> None:
 
 
 class Stopper:
-    """Stops a run by calling `stops`, which a signal handler may call too, and reports it."""
+    """Stops a run by calling `stops`, which a signal handler may call too, and reports it.
 
-    def __init__(self, prefix: str, log: EventLog, *stops: Callable[[], None]) -> None:
+    `reached` says why it has to stop by itself; empty while it need not.
+    """
+
+    def __init__(
+        self,
+        prefix: str,
+        log: EventLog,
+        *stops: Callable[[], None],
+        reached: Callable[[], str] | None = None,
+    ) -> None:
         self._request = _url(prefix, log.record.run)
-        self._log, self._stops = log, stops
+        self._log, self._stops, self._reached = log, stops, reached
         self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._over = threading.Event()
 
@@ -68,6 +78,8 @@ class Stopper:
     def reported(self) -> Iterator[None]:
         """While the block runs, obey requests in the store, and report a stop and its progress."""
         threading.Thread(target=self._watch, name="stop requests", daemon=True).start()
+        if self._reached is not None:
+            threading.Thread(target=self._watch_budget, name="budget", daemon=True).start()
         reporter = threading.Thread(target=self._report, name="stopping", daemon=True)
         reporter.start()
         try:
@@ -83,6 +95,12 @@ class Stopper:
             with contextlib.suppress(PonenteError, OSError):
                 if storage.exists(self._request):
                     return self(_REQUESTED)
+
+    def _watch_budget(self) -> None:
+        assert self._reached is not None
+        while not self._over.wait(BUDGET_SECONDS):
+            if why := self._reached():
+                return self(why)
 
     def _report(self) -> None:
         line, since = self._lines.get(), time.monotonic()

@@ -10,7 +10,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from models.shape.footprint import training_flops_per_token
-from pipeline.accelerators import Chip
+from pipeline import Hardware
+from pipeline.accelerators import Chip, chip_of
 from pipeline.errors import CorruptOutput
 from pipeline.graph.facts import Published, Results
 from pipeline.prices import price_of
@@ -28,8 +29,12 @@ ready and 20 to 60 s of compilation."""
 SAVE_BYTES = 32e9
 """Bytes per second from a chip to its host; a checkpoint blocks the steps for this copy (Orbax's
 guide)."""
-PREEMPTIONS_A_DAY = 2.0
-"""An assumption for spot slices, since no rate is published."""
+TPU_HOURS, TPU_WAIT = 16.1, 11 * 60.0
+"""Mean hours between the preemptions of a spot slice, and seconds until there is a new one: 42
+preemptions of 7 slices (v2-8 to v3-32) in 677 hours, github.com/skypilot-org/skypilot/pull/1500,
+December 2022. No rate of later generations is published."""
+GPU_HOURS = 12.0
+"""The same of a host with GPUs: an assumption."""
 _STEPS = ("train-", "extend-", "warm_start-")
 _MOST = 8  # outputs that are looked into for a measured speed, the newest first
 
@@ -50,11 +55,28 @@ class RunTime:
         return self.steps + self.start + self.checkpoints + self.evaluations
 
 
+def units(hardware: Hardware) -> int:
+    """What is preempted at once: slices, hosts with GPUs, or this machine."""
+    return hardware.processes if hardware.kind == "gpu" else hardware.slices
+
+
+def prior_hours(hardware: Hardware) -> tuple[float, str]:
+    """Mean hours between the preemptions of all its `units`, and the source of this figure."""
+    if hardware.kind == "tpu":
+        source = "TPU slices of 2022, github.com/skypilot-org/skypilot/pull/1500"
+        return TPU_HOURS / units(hardware), source
+    return GPU_HOURS / units(hardware), "an assumption"
+
+
 def checkpoint_bytes(run: DeclaredRun) -> float:
     """Bytes of one checkpoint: float32 parameters, their average, and the optimizer's state."""
     average = run.train.ema or run.train.average_last
     parameters = (8 if average else 4) * run.model.parameter_count
     return parameters + optimizer_bytes(run.model, run.optimizer)
+
+
+def save_seconds(run: DeclaredRun) -> float:
+    return checkpoint_bytes(run) / run.hardware.devices / SAVE_BYTES
 
 
 def run_time(run: DeclaredRun, train: TrainConfig, step: Forecast, seconds: float) -> RunTime:
@@ -65,13 +87,13 @@ def run_time(run: DeclaredRun, train: TrainConfig, step: Forecast, seconds: floa
     batches = 0 if train.evaluate_batches == "all" else int(train.evaluate_batches)
     useful = step.seconds - step.times["update"] - step.times["fixed"]
     steps = (run.steps - run.done) * seconds
-    checkpoints = saves * checkpoint_bytes(run) / run.hardware.devices / SAVE_BYTES
+    checkpoints = saves * save_seconds(run)
     # A forward pass is a third of a step, whose backward pass costs twice as much.
     evaluations = evaluated * batches * run.splits * useful / 3
     whole = steps + START_SECONDS + checkpoints + evaluations
     # A preemption costs a start and, on average, half of the steps between two checkpoints.
     lost = START_SECONDS + train.checkpoint_every / 2 * seconds
-    preemptions = whole / 86400 * PREEMPTIONS_A_DAY * lost
+    preemptions = whole / (3600 * prior_hours(run.hardware)[0]) * lost
     return RunTime(steps, START_SECONDS, checkpoints, evaluations, preemptions)
 
 
@@ -98,7 +120,7 @@ def money(run: DeclaredRun, chip: Chip, times: tuple[RunTime, RunTime]) -> list[
     found = []
     for rate, seconds, how in (
         (price.on_demand, demand, "on demand"),
-        (price.spot, spot, f"spot with {PREEMPTIONS_A_DAY:g} preemptions a day"),
+        (price.spot, spot, f"spot if preempted every {prior_hours(run.hardware)[0]:.3g} h"),
     ):
         if rate is not None:
             low, high = (rate * run.hardware.devices * each / 3600 for each in seconds)
@@ -113,7 +135,7 @@ def speed_here(results: Results, devices: int) -> tuple[float, str] | None:
     the first step and the last without evaluations and saves. None where no training on this
     machine with so many devices is in the store, or the store is not on a disk.
     """
-    for run in _newest(results):
+    for run in newest(results):
         train, flops, seconds = run.train, 0.0, 0.0
         length = train.sequence_length
         for attempt in run.attempts:
@@ -127,8 +149,8 @@ def speed_here(results: Results, devices: int) -> tuple[float, str] | None:
     return None
 
 
-def _newest(results: Results) -> Iterator[Checkpoint]:
-    """Trainings in a local store that this machine did on its CPUs, the newest first."""
+def newest(results: Results, chip: Chip | None = None) -> Iterator[Checkpoint]:
+    """Trainings in a local store on a kind of chip, or on this machine's CPUs, newest first."""
     prefix = results.prefix if isinstance(results, Published) else ""
     if not prefix or not storage.is_local(prefix):
         return
@@ -141,7 +163,9 @@ def _newest(results: Results) -> Iterator[Checkpoint]:
     for _, path in sorted(found, reverse=True)[:_MOST]:
         with contextlib.suppress(CorruptOutput):
             made = manifest.load(path)
-            if made is None or made.provenance.get("host") != socket.gethostname():
+            if made is None:
                 continue
-            if "cpu" in made.result.get("measured", {}).get("devices", ""):
+            kind = made.result.get("measured", {}).get("devices", "").partition(" x ")[2]
+            here = kind == "cpu" and made.provenance.get("host") == socket.gethostname()
+            if here if chip is None else chip_of(kind) is chip:
                 yield Checkpoint(path, made)
