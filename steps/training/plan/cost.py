@@ -47,11 +47,9 @@ class RunTime:
     start: float
     checkpoints: float
     evaluations: float
-    preemptions: float
 
     @property
     def total(self) -> float:
-        """Seconds on demand; on spot, `preemptions` are added."""
         return self.steps + self.start + self.checkpoints + self.evaluations
 
 
@@ -90,11 +88,7 @@ def run_time(run: DeclaredRun, train: TrainConfig, step: Forecast, seconds: floa
     checkpoints = saves * save_seconds(run)
     # A forward pass is a third of a step, whose backward pass costs twice as much.
     evaluations = evaluated * batches * run.splits * useful / 3
-    whole = steps + START_SECONDS + checkpoints + evaluations
-    # A preemption costs a start and, on average, half of the steps between two checkpoints.
-    lost = START_SECONDS + train.checkpoint_every / 2 * seconds
-    preemptions = whole / (3600 * prior_hours(run.hardware)[0]) * lost
-    return RunTime(steps, START_SECONDS, checkpoints, evaluations, preemptions)
+    return RunTime(steps, START_SECONDS, checkpoints, evaluations)
 
 
 def _count(run: DeclaredRun, every: int, also_every: int = 0, others: Sequence[int] = ()) -> int:
@@ -116,14 +110,10 @@ def money(run: DeclaredRun, chip: Chip, times: tuple[RunTime, RunTime]) -> list[
     price = price_of(chip.name)
     if price is None or (price.on_demand is None and price.spot is None):
         return [f"no dated price of {chip.name}: give one in a file that PONENTE_PRICES names"]
-    demand, spot = (t.total for t in times), (t.total + t.preemptions for t in times)
     found = []
-    for rate, seconds, how in (
-        (price.on_demand, demand, "on demand"),
-        (price.spot, spot, f"spot if preempted every {prior_hours(run.hardware)[0]:.3g} h"),
-    ):
+    for rate, how in ((price.on_demand, "on demand"), (price.spot, "on spot before preemptions")):
         if rate is not None:
-            low, high = (rate * run.hardware.devices * each / 3600 for each in seconds)
+            low, high = (rate * run.hardware.devices * each.total / 3600 for each in times)
             found.append(f"${low:,.2f} to ${high:,.2f} {how}")
     return [f"{', '.join(found)} ({price.source}, {price.date})"]
 

@@ -268,7 +268,7 @@ def _whole_run(
     fast, middle, slow = (run_time(run, train, step, share * seconds) for seconds in each)
     data["run"] = {"fast": dataclasses.asdict(fast), "slow": dataclasses.asdict(slow)}
     extra = f"start {slow.start:.0f} s, checkpoints {slow.checkpoints:.0f} s, evaluations "
-    extra += f"{slow.evaluations:.0f} s, expected loss to preemption {slow.preemptions:.0f} s"
+    extra += f"{slow.evaluations:.0f} s"
     if train.evaluate_batches == "all":
         extra += " (evaluation of whole splits is not counted)"
     lines += [

@@ -62,7 +62,7 @@ def _found(
     above = storage.join(results.prefix, node.directory, ATTEMPTS)
     names = storage.list_names(above)
     own = _on(read_attempts(storage.join(above, n, KEEP) for n in names), chip, devices)
-    yield node.directory, {**_startup(own), **_saves(own, 1.0), **_steps(own)}
+    yield node.directory, fields(own)
     for made in newest(results, chip):
         attempts, last = _on(made.attempts, chip, devices), made.result["checkpoint"]
         size = next(s.bytes for s in made.shards("checkpoint/") if s.name == last)
@@ -71,6 +71,11 @@ def _found(
     if chip is None and run.flops and (speed := speed_here(results, devices)) is not None:
         seconds = run.flops / speed[0] / ((run.steps or 0) - run.done)
         yield speed[1], {"step": (seconds, seconds, seconds)}
+
+
+def fields(attempts: Sequence[AttemptTime]) -> dict[str, Any]:
+    """The fields of `Work` that attempts at one training show."""
+    return {**_startup(attempts), **_saves(attempts, 1.0), **_steps(attempts)}
 
 
 def _on(attempts: Sequence[AttemptTime], chip: Chip | None, devices: int) -> list[AttemptTime]:
