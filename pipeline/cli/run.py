@@ -169,7 +169,7 @@ def _execute(
         except SystemExit:
             # While Ray starts, its own handler of SIGTERM is installed and raises this.
             raise interrupts.terminated() from None
-    reached = spending.reached if spending else None
+    reached = spending.reached if spending else str
     stop = Stopper(context.store.prefix, log, *stops, reached=reached)
     try:
         with stop.reported(), interrupts.stopping(stop):

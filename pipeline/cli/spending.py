@@ -44,24 +44,22 @@ def ledger(records: list[RunRecord]) -> list[dict[str, Any]]:
     A step has one row for each hardware and each way of paying. Its dollars are None where no price
     is known, and an experiment's are the sum of the others.
     """
-    rows: dict[tuple[str, str, str, bool], dict[str, Any]] = {}
-    for record in records:
-        for use in uses(record):
-            name = record.name, use.step.label, use.step.hardware, record.spot
-            row = rows.setdefault(name, {"attempts": 0, "preempted": 0, "hours": 0.0})
-            row["attempts"] += 1
-            row["preempted"] += use.preempted
-            row["hours"] += use.seconds / 3600
-            row["dollars"] = None if use.dollars is None else row.get("dollars", 0.0) + use.dollars
     found: dict[str, dict[str, Any]] = {}
-    for (experiment, step, hardware, spot), row in rows.items():
-        empty = {"experiment": experiment, "attempts": 0, "hours": 0.0, "dollars": 0.0, "steps": []}
-        whole = found.setdefault(experiment, empty)
-        whole["steps"].append({"step": step, "hardware": hardware, "spot": spot, **row})
-        for name in ("attempts", "hours", "dollars"):
-            whole[name] += row[name] or 0
+    for record in records:
+        empty = {"experiment": record.name, "attempts": 0, "hours": 0.0, "dollars": 0.0}
+        for use in uses(record):
+            whole = found.setdefault(record.name, {**empty, "steps": {}})
+            name = {"step": use.step.label, "hardware": use.step.hardware, "spot": record.spot}
+            row = {**name, "attempts": 0, "preempted": 0, "hours": 0.0, "dollars": 0.0}
+            row = whole["steps"].setdefault(tuple(name.values()), row)
+            row["preempted"] += use.preempted
+            for each in (row, whole):
+                each["attempts"] += 1
+                each["hours"] += use.seconds / 3600
+                each["dollars"] = (each["dollars"] or 0.0) + (use.dollars or 0.0)
+            row["dollars"] = None if use.dollars is None else row["dollars"]
     for whole in found.values():
-        whole["steps"].sort(key=_rank)
+        whole["steps"] = sorted(whole["steps"].values(), key=_rank)
     return sorted(found.values(), key=_rank)
 
 

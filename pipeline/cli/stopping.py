@@ -62,7 +62,7 @@ class Stopper:
         prefix: str,
         log: EventLog,
         *stops: Callable[[], None],
-        reached: Callable[[], str] | None = None,
+        reached: Callable[[], str] = str,
     ) -> None:
         self._request = _url(prefix, log.record.run)
         self._log, self._stops, self._reached = log, stops, reached
@@ -78,8 +78,6 @@ class Stopper:
     def reported(self) -> Iterator[None]:
         """While the block runs, obey requests in the store, and report a stop and its progress."""
         threading.Thread(target=self._watch, name="stop requests", daemon=True).start()
-        if self._reached is not None:
-            threading.Thread(target=self._watch_budget, name="budget", daemon=True).start()
         reporter = threading.Thread(target=self._report, name="stopping", daemon=True)
         reporter.start()
         try:
@@ -90,17 +88,16 @@ class Stopper:
             reporter.join()
 
     def _watch(self) -> None:
-        while not self._over.wait(LOOK_SECONDS):
-            # A store that does not answer is checked again at the next interval.
-            with contextlib.suppress(PonenteError, OSError):
-                if storage.exists(self._request):
-                    return self(_REQUESTED)
-
-    def _watch_budget(self) -> None:
-        assert self._reached is not None
-        while not self._over.wait(BUDGET_SECONDS):
+        looked = time.monotonic()
+        while not self._over.wait(min(BUDGET_SECONDS, LOOK_SECONDS)):
             if why := self._reached():
                 return self(why)
+            if time.monotonic() - looked >= LOOK_SECONDS:
+                looked = time.monotonic()
+                # A store that does not answer is checked again at the next interval.
+                with contextlib.suppress(PonenteError, OSError):
+                    if storage.exists(self._request):
+                        return self(_REQUESTED)
 
     def _report(self) -> None:
         line, since = self._lines.get(), time.monotonic()

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from pipeline.errors import InputError
-from pipeline.execute.run_record import KILLED, Attempt, RunRecord, StepRecord
-from pipeline.graph.hardware import pod
+from pipeline.execute.run_record import KILLED, RunRecord, StepRecord
+from pipeline.graph.hardware import Hardware, pod
 from pipeline.graph.step import Node
 from pipeline.prices import VARIABLE, price_of
 
@@ -22,18 +22,23 @@ _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 def dollars_an_hour(hardware: str, *, spot: bool) -> float | None:
     """The dated price of the whole hardware; None where none is known."""
-    try:
-        place = pod(hardware)
-    except InputError:  # of another version
-        return None
-    price = price_of(place.generation) if place.generation else None
+    place = place_of(hardware)
+    price = price_of(place.generation) if place is not None and place.generation else None
     rate = None if price is None else price.spot if spot else price.on_demand
-    return None if rate is None else rate * place.devices
+    return None if place is None or rate is None else rate * place.devices
+
+
+def place_of(hardware: str) -> Hardware | None:
+    """The hardware in a record; None for none, and for one of another version."""
+    try:
+        return pod(hardware)
+    except InputError:
+        return None
 
 
 @dataclass(frozen=True)
 class Use:
-    """Hardware that one attempt at a step held; `until` is the end, or the last that is known."""
+    """Hardware that one attempt at a step held; `preempted` if it was taken away."""
 
     step: StepRecord
     spot: bool
@@ -47,22 +52,22 @@ class Use:
 
     @property
     def dollars(self) -> float | None:
-        rate = dollars_an_hour(self.step.hardware, spot=self.spot) if self.step.hardware else None
+        rate = dollars_an_hour(self.step.hardware, spot=self.spot)
         return None if rate is None else rate * self.seconds / 3600
 
 
 def uses(record: RunRecord, now: float | None = None) -> Iterator[Use]:
-    """The attempts of a run, of all steps; one that runs has lasted until `now`."""
-    for step in record.steps.values():
-        for attempt in step.attempts:
-            until = attempt.ended if attempt.ended is not None else now or record.last
-            yield Use(step, record.spot, attempt.started, until, _preempted(record, attempt))
+    """The attempts of a run, of all steps; one that runs has lasted until `now`.
 
-
-def _preempted(record: RunRecord, attempt: Attempt) -> bool:
-    """Whether its machine was taken away: with a driver elsewhere, or with the driver on it."""
-    killed = record.spot and record.ending == KILLED and attempt.ended is None
-    return attempt.status == "preempted" or killed
+    A machine was taken away from the driver, or with it where that was killed on spot.
+    """
+    for step in list(record.steps.values()):  # another thread may add to it
+        for attempt in list(step.attempts):
+            lasts = attempt.ended is None
+            until = attempt.ended or now or record.last
+            killed = lasts and record.spot and record.ending == KILLED
+            taken = killed or attempt.status == "preempted"
+            yield Use(step, record.spot, attempt.started, until, taken)
 
 
 @dataclass(frozen=True)
@@ -111,13 +116,14 @@ class Spending:
     ) -> None:
         self._budget, self._record, self._predict, self._clock = budget, record, predict, clock
         self._begun: dict[str, float] = {}  # predicted amount of each step that was let begin
+        self._rates: dict[str, float | None] = {}  # dollars an hour of each hardware
 
     def refusal(self, node: Node) -> str:
         """Why a step may not begin; empty where it may, and for one that had begun before."""
         if node.key in self._begun:
             return ""
         seconds, rate = self._predict(node), self._rate(node)
-        amount, rest = rate * (seconds or 0.0), self._budget.most - self._committed()
+        amount, rest = rate * (seconds or 0.0), self._budget.most - self._spent(promised=True)
         if amount <= rest:
             self._begun[node.key] = amount
             return ""
@@ -136,7 +142,7 @@ class Spending:
         Also for hardware without a price, and for dollars where no step costs any.
         """
         nodes = list(nodes)
-        if self._budget.dollars is not None and not any(map(self._rate, nodes)):
+        if not any(map(self._rate, nodes)):
             raise InputError(
                 f"budget: expected steps on hardware with a price for {self._budget}, found none; "
                 "give a time such as --budget 3h"
@@ -163,7 +169,7 @@ class Spending:
             return 1.0
         if not name or not pod(name).generation:
             return 0.0
-        if (rate := dollars_an_hour(name, spot=self._record.spot)) is None:
+        if (rate := self._hourly(name)) is None:
             kind = "spot" if self._record.spot else "on demand"
             raise InputError(
                 f"budget: expected a price of {name} {kind} for {self._budget}, found none; give a "
@@ -171,19 +177,20 @@ class Spending:
             )
         return rate / 3600
 
-    def _spent(self) -> float:
-        if self._budget.seconds is not None:
-            return self._clock() - self._record.started
-        return sum(use.dollars or 0.0 for use in uses(self._record, self._clock()))
+    def _hourly(self, hardware: str) -> float | None:
+        if hardware not in self._rates:  # the user's prices are read once
+            self._rates[hardware] = dollars_an_hour(hardware, spot=self._record.spot)
+        return self._rates[hardware]
 
-    def _committed(self) -> float:
-        """What is spent, and what the steps that run will still spend by their prediction."""
-        if self._budget.seconds is not None:
-            return self._spent()  # steps that run at once share the time
+    def _spent(self, *, promised: bool = False) -> float:
+        """What is spent, if `promised` with what running steps will still spend as predicted."""
+        if self._budget.dollars is None:  # steps that run at once share the time
+            return self._clock() - self._record.started
         spent: dict[str, float] = {}
         for use in uses(self._record, self._clock()):
-            spent[use.step.key] = spent.get(use.step.key, 0.0) + (use.dollars or 0.0)
-        for step in self._record.among("running", "waiting"):
+            amount = (self._hourly(use.step.hardware) or 0.0) * use.seconds / 3600
+            spent[use.step.key] = spent.get(use.step.key, 0.0) + amount
+        for step in self._record.among("running", "waiting") if promised else ():
             spent[step.key] = max(spent.get(step.key, 0.0), self._begun.get(step.key, 0.0))
         return sum(spent.values())
 

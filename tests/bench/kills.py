@@ -8,14 +8,16 @@ last checkpoint has a record. A server that has imported the trainer forks the p
 run finds the compiled programs of the first: else starts would take longer than the training.
 
 The first time of the runs of one mean is drawn once from each of as many equal parts of the
-distribution, which leaves it exponential and makes means less noisy. A run is predicted by
-`training.cost.preemption` with the times of the other runs' attempts, as the plan reads them from a
-store. One JSON line for each run, for each mean, and for all.
+distribution, which leaves it exponential and makes means less noisy; the means take turns. A run is
+predicted by `training.cost.preemption` with the times of every other run, as the plan reads them
+from a store, and the trials of all of these together: on a busy machine each has its own speed. One
+JSON line for each run, for each mean, and for all.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import multiprocessing
 import os
@@ -72,11 +74,14 @@ def attempts_of(run: Path) -> list[AttemptTime]:
     return read_attempts(str(path) for path in (run / "attempts").iterdir())
 
 
-def predicted(attempts: list[AttemptTime], mean: float) -> np.ndarray:
-    """Simulated seconds [trial] with the times of other runs' attempts."""
-    found = timings.fields(attempts)
-    work = Work(steps=STEPS, **found)
-    return simulate(work, Preemptions(seconds=(mean,), wait=WAIT), [EVERY], 20_000).total[0]
+def predicted(others: list[list[AttemptTime]], mean: float) -> np.ndarray:
+    """Simulated seconds [trial] with the times of other runs, 1,000 trials of each."""
+    every = timings.fields([each for attempts in others for each in attempts])
+    preemptions, trials = Preemptions(seconds=(mean,), wait=WAIT), []
+    for seed, own in enumerate(others):
+        work = Work(steps=STEPS, **{**every, **timings.fields(own)})
+        trials.append(simulate(work, preemptions, [EVERY], 1000, seed).total[0])
+    return np.concatenate(trials)
 
 
 def main() -> None:
@@ -93,18 +98,20 @@ def main() -> None:
         folder = Path(base, "data")
         tiny.write_data(str(folder))
         killed(folder, Path(base, "first"), 1e6, 1e6, rng)
+        firsts = {}
         for mean in asked.means:
             parts = rng.permutation(asked.runs) + rng.random(asked.runs)
-            for index, first in enumerate(-mean * np.log1p(-parts / asked.runs)):
-                run = Path(base, f"{mean:g}-{index}")
-                shutil.copytree(Path(base, "first", "shared"), run / "shared")
-                seconds = killed(folder, run, mean, first, rng)
-                runs.append((mean, seconds, attempts_of(run)))
-                say("real", {"mean_between": mean, "seconds": seconds})
+            firsts[mean] = -mean * np.log1p(-parts / asked.runs)
+        for index, mean in itertools.product(range(asked.runs), asked.means):
+            run = Path(base, f"{mean:g}-{index}")
+            shutil.copytree(Path(base, "first", "shared"), run / "shared")
+            seconds = killed(folder, run, mean, firsts[mean][index], rng)
+            runs.append((mean, seconds, attempts_of(run)))
+            times = timings.fields(runs[-1][2])
+            say("real", {"mean_between": mean, "seconds": seconds, "times": times})
     rows: list[dict[str, Any]] = []
     for mean, seconds, own in runs:
-        others = [each for _, _, attempts in runs if attempts is not own for each in attempts]
-        trials = predicted(others, mean)
+        trials = predicted([each for _, _, each in runs if each is not own], mean)
         low, high = np.quantile(trials, (0.1, 0.9))
         row = {"mean_between": mean, "attempts": len(own), "seconds": seconds, "low": low}
         row |= {"predicted": trials.mean(), "high": high, "inside": bool(low <= seconds <= high)}

@@ -92,14 +92,19 @@ def simulate(
     import numpy as np  # here, because planning without a simulation does without it
 
     rng = np.random.default_rng(seed)
+    # Log-normal, with another deviation on either side of the median.
+    normal, (low, middle, high) = rng.standard_normal(trials) / _Z90, np.log(work.step)
+    step = np.exp(middle + normal * np.where(normal < 0, middle - low, high - middle))
     steps_between = np.asarray(every, np.int64)[:, None]
-    step = work.step[1] * _spread(work.step, rng.standard_normal(trials))
     segment = steps_between * step + work.save
     left = np.full(segment.shape, work.steps, np.int64)
     held, waited, count = (np.zeros(segment.shape) for _ in range(3))
     going, begin = np.full(segment.shape, work.steps > 0), work.start
+    samples = np.asarray(preemptions.seconds)
     for _ in range(_MOST):
-        until, wait = _intervals(preemptions, rng, trials), rng.exponential(size=trials)
+        one = len(samples) == 1
+        until = samples * rng.exponential(size=trials) if one else rng.choice(samples, trials)
+        wait = preemptions.wait * rng.exponential(size=trials)
         whole = begin + left * step + -(-left // steps_between) * work.save
         lost = going & (whole > until)
         held += np.where(lost, until, np.where(going, whole, 0.0))
@@ -107,7 +112,7 @@ def simulate(
             return Simulated(held=held, total=held + waited, preemptions=count)
         saves = np.clip((until - begin) / segment, 0, left // steps_between).astype(np.int64)
         left -= np.where(lost, saves * steps_between, 0)
-        waited += np.where(lost, wait * preemptions.wait, 0.0)
+        waited += np.where(lost, wait, 0.0)
         count += lost
         going, begin = lost, work.restart
     held[going] = np.inf
@@ -127,21 +132,3 @@ def best_every(work: Work, preemptions: Preemptions, least: int = 1) -> int:
     found = np.unique(np.rint(grid).astype(np.int64))
     held = simulate(work, preemptions, found.tolist(), _SEARCH_TRIALS).held.mean(axis=1)
     return int(found[np.argmin(held)])
-
-
-def _spread(step: tuple[float, float, float], normal: np.ndarray) -> np.ndarray:
-    """Factors [trial] of the median: log-normal, with another deviation on either side of it."""
-    import numpy as np
-
-    low, middle, high = np.log(step)
-    return np.exp(normal / _Z90 * np.where(normal < 0, middle - low, high - middle))
-
-
-def _intervals(preemptions: Preemptions, rng: np.random.Generator, trials: int) -> np.ndarray:
-    import numpy as np
-
-    if len(preemptions.seconds) > 1:
-        return rng.choice(np.asarray(preemptions.seconds), trials)
-    (mean,) = preemptions.seconds
-    drawn = rng.exponential(size=trials)
-    return mean * drawn if np.isfinite(mean) else np.full(trials, np.inf)

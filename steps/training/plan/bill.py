@@ -16,10 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline import Hardware
 from pipeline.accelerators import Chip
-from pipeline.execute.spending import dollars_an_hour, uses
+from pipeline.execute.spending import dollars_an_hour, place_of, uses
 from pipeline.graph.capacity import Capacity
 from pipeline.graph.facts import Facts, Published, Results
-from pipeline.graph.hardware import pod
 from pipeline.graph.step import Node
 from pipeline.pages.readable import duration, moment
 from pipeline.pages.record import runs
@@ -60,7 +59,7 @@ def bill(
         return Facts(seconds=alone)
     work, measured = work_of(node, run, results, predicted, chip, devices)
     if work is None or not work.steps:
-        return Facts(("spot        not known: no training on this hardware is in the store",))
+        return Facts(("spot        known when the store has a training on this hardware",))
     preemptions, source = preemptions_of(run.hardware, results)
     data = _simulated(work, preemptions, run.hardware, every)
     data |= {"times": dataclasses.asdict(work), "measured": measured, "source": source}
@@ -92,8 +91,8 @@ def _history(hardware: Hardware, results: Results) -> tuple[int, float, list[flo
     """
     prefix, taken, hours, waits = getattr(results, "prefix", ""), 0, 0.0, []
     for record in runs(prefix) if prefix else ():
-        held = [(use, pod(use.step.hardware)) for use in uses(record) if use.step.hardware]
-        alike = [(use, units(place)) for use, place in held if _like(place, hardware)]
+        held = [(use, place_of(use.step.hardware)) for use in uses(record)]
+        alike = [(use, units(place)) for use, place in held if place and _like(place, hardware)]
         if not record.spot and not any(use.preempted for use, _ in alike):
             continue
         taken += sum(use.preempted for use, _ in alike)

@@ -19,7 +19,7 @@ from training.cost.preemption import Work
 from training.metrics.goodput import AttemptTime, read_attempts
 
 LEAST_STEPS = 20  # measured ones, below which a prediction of the step is better
-_BESIDE = ("init", "compile", "checkpoint")  # buckets of the time that is not a step's
+_BESIDE = ("init", "compile", "checkpoint", "other")  # buckets that are not of steps
 
 
 def work_of(
