@@ -155,7 +155,7 @@ def test_a_training_ends_at_a_checkpoint_when_its_budget_is_reached(tmp_path, mo
     )
     monkeypatch.setattr(stopping, "BUDGET_SECONDS", 0.05)
 
-    def spent(self: Spending) -> float:
+    def spent(self: Spending, **promised: bool) -> float:
         return 1e9 * any("steps" in step.progress for step in self._record.steps.values())
 
     monkeypatch.setattr(Spending, "_spent", spent)
