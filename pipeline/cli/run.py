@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import html
+import itertools
 import time
 import uuid
 from collections import Counter
@@ -25,12 +26,14 @@ from pipeline.execute.backend import (
 )
 from pipeline.execute.event_log import EventLog
 from pipeline.execute.executor import Execution
+from pipeline.execute.run_record import KILLED
 from pipeline.execute.spending import Spending
 from pipeline.graph.declaration import FULL
 from pipeline.graph.facts import Published
 from pipeline.graph.order import unique_labels
 from pipeline.graph.step import Node
 from pipeline.pages.readable import command_line
+from pipeline.pages.record import runs
 from pipeline.plan import facts as step_facts
 from pipeline.plan.plan import code_warnings
 from pipeline.store import lease, storage
@@ -80,12 +83,7 @@ def _run(context: Context, interrupts: Interrupts) -> Execution:
         refuse=lambda node: spending.refusal(node) if spending else "",
     )
 
-    def predict(node: Node) -> float | None:
-        outputs = Published(execution.published, prefix, context.capacity)
-        found = step_facts.state([node], outputs).get(node.key)
-        return found.seconds() if found is not None else None
-
-    spending = options.budget and Spending(options.budget, log.record, predict)
+    spending = _spending(context, log, execution)
     display = choose(log.record)
     log.listen(display)
     log.emit(
@@ -137,6 +135,22 @@ def _run(context: Context, interrupts: Interrupts) -> Execution:
     for label, url in pages:
         say(f"{label}: {url}")
     return execution
+
+
+def _spending(context: Context, log: EventLog, execution: Execution) -> Spending | None:
+    """The account of a run with a budget, which it shares with itself before it was killed."""
+    prefix = context.store.prefix
+    if context.options.budget is None:
+        return None
+
+    def predict(node: Node) -> float | None:
+        outputs = Published(execution.published, prefix, context.capacity)
+        found = step_facts.state([node], outputs).get(node.key)
+        return found.seconds() if found is not None else None
+
+    same = (record for record in runs(prefix) if record.command == context.command)
+    killed = itertools.takewhile(lambda record: record.ending == KILLED, same)
+    return Spending(context.options.budget, log.record, predict, earlier=killed)
 
 
 def _execute(

@@ -104,7 +104,8 @@ class Spending:
     """What a run spends of its budget: refuses steps that exceed it, and says when it is reached.
 
     `predict` returns the seconds that a node's step is predicted to hold its hardware; None where
-    that is not known. Such a step begins, and ends when the budget is reached.
+    that is not known. Such a step begins, and ends when the budget is reached. `earlier` are runs
+    of the same command that were killed, and started again with the same budget.
     """
 
     def __init__(
@@ -113,10 +114,12 @@ class Spending:
         record: RunRecord,
         predict: Callable[[Node], float | None] = lambda node: None,
         clock: Callable[[], float] = time.time,
+        earlier: Iterable[RunRecord] = (),
     ) -> None:
         self._budget, self._record, self._predict, self._clock = budget, record, predict, clock
         self._begun: dict[str, float] = {}  # predicted amount of each step that was let begin
         self._rates: dict[str, float | None] = {}  # dollars an hour of each hardware
+        self._before = sum(sum(self._amounts(each, each.last).values()) for each in earlier)
 
     def refusal(self, node: Node) -> str:
         """Why a step may not begin; empty where it may, and for one that had begun before."""
@@ -184,15 +187,21 @@ class Spending:
 
     def _spent(self, *, promised: bool = False) -> float:
         """What is spent, if `promised` with what running steps will still spend as predicted."""
-        if self._budget.dollars is None:  # steps that run at once share the time
-            return self._clock() - self._record.started
+        spent = self._amounts(self._record, self._clock())
+        if self._budget.dollars is not None and promised:  # steps that run at once share the time
+            for step in self._record.among("running", "waiting"):
+                spent[step.key] = max(spent.get(step.key, 0.0), self._begun.get(step.key, 0.0))
+        return self._before + sum(spent.values())
+
+    def _amounts(self, record: RunRecord, now: float) -> dict[str, float]:
+        """What the steps of a run have spent until now, by key; one amount of time for all."""
+        if self._budget.dollars is None:
+            return {"": now - record.started}
         spent: dict[str, float] = {}
-        for use in uses(self._record, self._clock()):
+        for use in uses(record, now):
             amount = (self._hourly(use.step.hardware) or 0.0) * use.seconds / 3600
             spent[use.step.key] = spent.get(use.step.key, 0.0) + amount
-        for step in self._record.among("running", "waiting") if promised else ():
-            spent[step.key] = max(spent.get(step.key, 0.0), self._begun.get(step.key, 0.0))
-        return sum(spent.values())
+        return spent
 
 
 def time_text(seconds: float) -> str:

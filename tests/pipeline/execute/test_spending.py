@@ -129,6 +129,17 @@ def test_dollars_are_reached_by_the_bill(tmp_path):
     )
 
 
+def test_a_command_that_was_killed_and_started_again_has_one_budget(tmp_path):
+    """As machines that were taken away with their driver do; until the last event of its log."""
+    earlier = told(str(tmp_path))
+    new = RunRecord(RUN, started=START + 9000)
+    dollars, seconds = Budget.parse("$200"), Budget.parse("3h")
+    one = Spending(dollars, new, clock=lambda: START + 9000, earlier=[earlier])
+    assert one._spent() == pytest.approx(1.5 * 16 * V6E.on_demand)
+    one = Spending(seconds, new, clock=lambda: START + 9100, earlier=[earlier])
+    assert one._spent() == 3600 + 60 + 1800 + 100
+
+
 def test_what_has_no_price_is_refused_in_dollars(monkeypatch):
     """A chip without a price always, this machine where no other step has one."""
     record = RunRecord(RUN, started=START)
