@@ -44,7 +44,7 @@ def killed(folder: Path, run: Path, mean: float, first: float, rng: np.random.Ge
     context = multiprocessing.get_context("forkserver")
     began, until = time.time(), first
     while True:
-        process = context.Process(target=trains, args=(str(folder), str(run)))
+        process = context.Process(target=trains, args=(str(folder), str(run), time.time()))
         process.start()
         process.join(until)
         assert process.exitcode in (None, 0), (run / "log.txt").read_text()[-3000:]
@@ -56,8 +56,8 @@ def killed(folder: Path, run: Path, mean: float, first: float, rng: np.random.Ge
         until = rng.exponential(mean)
 
 
-def trains(folder: str, run: str) -> None:
-    """The process."""
+def trains(folder: str, run: str, began: float) -> None:
+    """The process; the system's time of its start would be off by up to a second."""
     Path(run).mkdir(parents=True, exist_ok=True)
     log = os.open(f"{run}/log.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(log, 1)
@@ -66,6 +66,7 @@ def trains(folder: str, run: str) -> None:
     sys.argv = ["trainer", folder, "--run", run, *cadence]
     from tests.faults import trainer
 
+    trainer.process_started = lambda: began
     trainer.main()
 
 
@@ -77,6 +78,7 @@ def attempts_of(run: Path) -> list[AttemptTime]:
 def predicted(others: list[list[AttemptTime]], mean: float) -> np.ndarray:
     """Simulated seconds [trial] with the times of other runs, 1,000 trials of each."""
     every = timings.fields([each for attempts in others for each in attempts])
+    every.setdefault("restart", every["start"])
     preemptions, trials = Preemptions(seconds=(mean,), wait=WAIT), []
     for seed, own in enumerate(others):
         work = Work(steps=STEPS, **{**every, **timings.fields(own)})
