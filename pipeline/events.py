@@ -34,6 +34,7 @@ class RunStarted(_Event, frozen=True):
     command: list[str] = []
     store: str = ""
     settings: dict[str, Any] = {}
+    spot: bool = False  # on preemptible machines
     graph: list[dict[str, Any]] = []  # a `StepRecord`'s first fields each
 
 
@@ -124,6 +125,7 @@ class Retried(_Event, frozen=True):
 
     cause: str = ""
     tries: int = 0
+    preempted: bool = False
 
 
 class Finished(_Event, frozen=True):

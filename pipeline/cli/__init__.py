@@ -147,6 +147,7 @@ _MODULES = {
     "launch": "launch",
     **dict.fromkeys(["stop", "logs"], "watch"),
     **dict.fromkeys(["plan", "status", "show"], "inspection"),
+    "spending": "spending",
     **dict.fromkeys(["verify", "gc", "adopt", "unlock", "doctor"], "maintenance"),
 }
 

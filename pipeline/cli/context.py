@@ -14,6 +14,7 @@ from typing import Any
 
 from pipeline.cli import options as flags
 from pipeline.errors import InputError
+from pipeline.graph.capacity import Capacity
 from pipeline.graph.declaration import FULL, Declaration, nodes
 from pipeline.graph.order import topological, unique_labels
 from pipeline.graph.step import Node
@@ -54,6 +55,12 @@ class Context:
             jobs=getattr(o, "jobs", 0),
             keep_shards=getattr(o, "keep_shards", False),
         )
+
+    @property
+    def capacity(self) -> Capacity:
+        """What the flags say of the machines."""
+        given = getattr(self.options, "preemptions", None)
+        return given or Capacity(spot=getattr(self.options, "spot", False))
 
     def steps(self) -> list[Node]:
         """The steps named after the verb; every step if none is named."""

@@ -12,6 +12,8 @@ import msgspec
 
 from pipeline.cli.context import Context, say, step_command
 from pipeline.errors import InputError
+from pipeline.execute.run_record import STATES, RunRecord, StepRecord
+from pipeline.execute.spending import Spending, hardware_name
 from pipeline.graph.facts import Facts, Published
 from pipeline.graph.order import topological, unique_labels
 from pipeline.graph.step import Node
@@ -72,6 +74,7 @@ def recorded(node: Node) -> dict[str, Any]:
         "directory": node.directory,
         "config": node.identity.config,
         "inputs": {name: child.key for name, child in node.inputs.items()},
+        "hardware": hardware_name(node),
     }
 
 
@@ -81,15 +84,25 @@ def plan(context: Context) -> int:
     --html writes a page with the graph and the states of its steps in the store.
     """
     found = entries(context)
-    if context.options.html:
-        return _write_page(context, found)
     labels = unique_labels([entry.node for entry in found])
     named = {node.key for node in context.steps()} if context.words else set()
     shown = [entry for entry in found if entry.node.key in named or not named]
     reasons = {e.node.key: list(explain(found, e, context.store)) for e in shown if named}
     there = {e.node.key: e.found for e in found if e.found is not None}
-    outputs = Published(there, context.store.prefix)
+    outputs = Published(there, context.store.prefix, context.capacity)
     stated = step_facts.state([entry.node for entry in shown if entry.needed], outputs)
+    if context.options.budget:
+        record = RunRecord("plan", started=time.time(), spot=context.capacity.spot)
+
+        def predict(node: Node) -> float | None:
+            return stated[node.key].seconds() if node.key in stated else None
+
+        limit = Spending(context.options.budget, record, predict)
+        for node in [entry.node for entry in shown if entry.needed]:
+            if why := limit.refusal(node):
+                stated[node.key] = step_facts.merge(stated[node.key], Facts(refusal=why))
+    if context.options.html:
+        return _write_page(context, found, stated)
     if context.options.json:
         if not context.options.no_compile:
             more = step_facts.examine(stated, labels, lambda _: None)
@@ -149,8 +162,7 @@ def _say_plan(context: Context, found: list[Planned], labels: dict[str, str]) ->
         say(f"{sum(e.needed for e in found)} of {len(found)} steps would run")
 
 
-def _write_page(context: Context, found: list[Planned]) -> int:
-    from pipeline.execute.run_record import RunRecord, StepRecord
+def _write_page(context: Context, found: list[Planned], stated: Mapping[str, Facts]) -> int:
     from pipeline.pages.page import render
 
     states = {"running": "running", **dict.fromkeys(("failed", CORRUPT, FOREIGN), "failed")}
@@ -168,6 +180,9 @@ def _write_page(context: Context, found: list[Planned]) -> int:
             step.origin = entry.found.elsewhere or ""
             step.state = "elsewhere" if step.origin else "reused"
             step.seconds = entry.found.manifest.seconds
+        if facts := stated.get(node.key):
+            refused = [f"run would refuse it: {line}" for line in facts.refusal.splitlines()]
+            step.facts = [*facts.lines, *refused]
         record.steps[node.key] = step
     page = render(record, manifests, [])
     storage.write_atomic(context.options.html, page.encode())
@@ -182,7 +197,6 @@ def status(context: Context) -> int:
 
         return watch(context)
     from pipeline.cli.watch import is_run_of, state_of
-    from pipeline.execute.run_record import STATES
     from pipeline.pages.record import read, runs
 
     found = entries(context)

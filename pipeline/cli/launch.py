@@ -136,7 +136,8 @@ def _flags(context: Context) -> list[str]:
         if value is True or value != getattr(defaults, name):
             words.append(f"--{name.replace('_', '-')}")
             if value is not True:
-                words.append(f"{value:.0f}s" if name == "wait" else ",".join(value))
+                own = {"wait": lambda seconds: f"{seconds:.0f}s", "budget": str}
+                words.append(own.get(name, ",".join)(value))
     return [*words, "--prefix", context.store.prefix]
 
 

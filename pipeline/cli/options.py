@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from pipeline.errors import NEAR, InputError, UsageError, unknown
+from pipeline.execute.spending import Budget
+from pipeline.graph.capacity import Capacity
 from pipeline.graph.declaration import FULL, Declaration
 from pipeline.launch import LOCAL, TARGETS
 
@@ -114,6 +116,8 @@ FLAGS: dict[str, dict[str, Any]] = {
         choices=(*TARGETS, LOCAL),
     ),
     "spot": _switch("preemptible machines, cheaper: see `plan`"),
+    "preemptions": _flag("hours between them, or a file", type=Capacity.parse, metavar="HOURS"),
+    "budget": _flag("most that it may spend: '$40', or 3h", type=Budget.parse, metavar="AMOUNT"),
     "zone": _flag("Google's zone, such as us-east5-b", default="", metavar="ZONE"),
     "zones": _flag("zones to try in order", default=(), type=_names, metavar="ZONE,..."),
     "zone_wait": _flag("time in each queue (15m)", default=900.0, type=seconds, metavar="TIME"),
@@ -130,8 +134,8 @@ SPELLED = {"--from" if n == "source" else f"--{n.replace('_', '-')}": n for n in
 _SHORT = {"help": "-h"}
 _EVERY = ("preset", "prefix", "shared", "help", "help_settings")
 _CHOICE = ("only", "until", "force", "keep_shards", "strict")
-LAUNCHED = (*_CHOICE, "keep_going", "wait", "no_compile")  # flags of `run` that `launch` passes on
-_RUN = (*_CHOICE, "keep_going", "wait", "jobs", "executor", "cluster", "no_compile", "link")
+LAUNCHED = (*_CHOICE, "keep_going", "wait", "no_compile", "spot", "budget")  # `launch` passes on
+_RUN = (*LAUNCHED, "preemptions", "jobs", "executor", "cluster", "link")
 
 
 @dataclass(frozen=True)
@@ -155,7 +159,7 @@ VERBS = {
     "show": Verb("one output: configuration, result, lineage", ("json",), "STEP"),
     "launch": Verb(
         "make machines for the experiment's hardware and run it on them",
-        ("on", "spot", "capacity", "zone", "zones", "zone_wait", "image", "go", *LAUNCHED),
+        ("on", "capacity", "zone", "zones", "zone_wait", "image", "go", *LAUNCHED),
     ),
     "logs": Verb("the logs of a step's last attempt", ("follow",), "STEP"),
     "verify": Verb("compare outputs with their digests", ("json",), "[STEP ...]"),
@@ -168,11 +172,12 @@ VERBS = {
         "use an output from elsewhere for a step", ("source", "link", "undo", "yes"), "STEP"
     ),
     "unlock": Verb("end the lease of an owner that hangs", ("yes",), "STEP"),
+    "spending": Verb("hours and dollars of a store's runs; needs no file", ("json",), "[STORE]"),
     "doctor": Verb("check this machine and the store; needs no file", ("json",)),
 }
 _NARROW = 20  # columns
 # Verbs that need no experiment.
-FREE = ("doctor",)
+FREE = ("doctor", "spending")
 EXIT_CODES = "exit codes: 0 done, 1 refused, failed or corrupt, 2 wrong usage, 130 interrupted"
 
 

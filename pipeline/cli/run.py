@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import html
+import itertools
 import time
 import uuid
 from collections import Counter
@@ -25,11 +26,14 @@ from pipeline.execute.backend import (
 )
 from pipeline.execute.event_log import EventLog
 from pipeline.execute.executor import Execution
+from pipeline.execute.run_record import KILLED
+from pipeline.execute.spending import Spending
 from pipeline.graph.declaration import FULL
 from pipeline.graph.facts import Published
 from pipeline.graph.order import unique_labels
 from pipeline.graph.step import Node
 from pipeline.pages.readable import command_line
+from pipeline.pages.record import runs
 from pipeline.plan import facts as step_facts
 from pipeline.plan.plan import code_warnings
 from pipeline.store import lease, storage
@@ -68,8 +72,18 @@ def _run(context: Context, interrupts: Interrupts) -> Execution:
     # In UTC and marked so: ids without the letters are of runs before, in their machine's time.
     run_id = f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{uuid.uuid4().hex[:6]}"
     log = EventLog(prefix, run_id, [])
-    retry, wait = command_line(context.command), context.options.wait
-    execution = Execution(context.targets, context.store, log, retry, context.choice, wait)
+    retry, options = command_line(context.command), context.options
+    execution = Execution(
+        context.targets,
+        context.store,
+        log,
+        retry,
+        context.choice,
+        options.wait,
+        refuse=lambda node: spending.refusal(node) if spending else "",
+    )
+
+    spending = _spending(context, log, execution)
     display = choose(log.record)
     log.listen(display)
     log.emit(
@@ -80,6 +94,7 @@ def _run(context: Context, interrupts: Interrupts) -> Execution:
             command=context.command,
             store=prefix,
             settings=dataclasses.asdict(context.settings),
+            spot=context.capacity.spot,
             graph=[recorded(node) for node in execution.order],
         )
     )
@@ -96,8 +111,10 @@ def _run(context: Context, interrupts: Interrupts) -> Execution:
         if needed:
             if not storage.is_local(prefix) and (weak := check_writable(prefix)):
                 say(f"warning: {prefix}: {weak}")
+            if spending:
+                spending.check(needed)
             _check_facts(context, execution, needed)
-            _execute(context, log, execution, needed, interrupts)
+            _execute(context, log, execution, needed, interrupts, spending)
         outcome, pages = "ok", point_to_pages(context, execution)
     except (KeyboardInterrupt, Cancelled):
         outcome = "interrupted"
@@ -120,12 +137,29 @@ def _run(context: Context, interrupts: Interrupts) -> Execution:
     return execution
 
 
+def _spending(context: Context, log: EventLog, execution: Execution) -> Spending | None:
+    """The account of a run with a budget, which it shares with itself before it was killed."""
+    prefix = context.store.prefix
+    if context.options.budget is None:
+        return None
+
+    def predict(node: Node) -> float | None:
+        outputs = Published(execution.published, prefix, context.capacity)
+        found = step_facts.state([node], outputs).get(node.key)
+        return found.seconds() if found is not None else None
+
+    same = (record for record in runs(prefix) if record.command == context.command)
+    killed = itertools.takewhile(lambda record: record.ending == KILLED, same)
+    return Spending(context.options.budget, log.record, predict, earlier=killed)
+
+
 def _execute(
     context: Context,
     log: EventLog,
     execution: Execution,
     needed: list[Node],
     interrupts: Interrupts,
+    spending: Spending | None,
 ) -> None:
     executor, cluster = context.options.executor, context.options.cluster
     if cluster is None:
@@ -149,7 +183,8 @@ def _execute(
         except SystemExit:
             # While Ray starts, its own handler of SIGTERM is installed and raises this.
             raise interrupts.terminated() from None
-    stop = Stopper(context.store.prefix, log, *stops)
+    reached = spending.reached if spending else str
+    stop = Stopper(context.store.prefix, log, *stops, reached=reached)
     try:
         with stop.reported(), interrupts.stopping(stop):
             execution.run(backend, needed)
@@ -196,7 +231,7 @@ def _check_facts(context: Context, execution: Execution, needed: list[Node]) -> 
     The facts that are available at once come before those that need the compiler.
     """
     labels = unique_labels(execution.order)
-    outputs = Published(execution.published, context.store.prefix)
+    outputs = Published(execution.published, context.store.prefix, context.capacity)
     stated = found = step_facts.state(needed, outputs)
     for compiles in (False, True):
         if compiles:

@@ -28,6 +28,7 @@ from pipeline.execute.event_log import EventLog
 from pipeline.pages.readable import duration
 from pipeline.store import storage
 
+BUDGET_SECONDS = 1.0  # between two looks at what is spent, which ask no store
 LOOK_SECONDS = 10.0  # each check is one request to an object store
 REPORT_SECONDS = 30.0
 END_SECONDS = 2.0
@@ -51,11 +52,20 @@ def request_stop(prefix: str, run_id: str) -> None:
 
 
 class Stopper:
-    """Stops a run by calling `stops`, which a signal handler may call too, and reports it."""
+    """Stops a run by calling `stops`, which a signal handler may call too, and reports it.
 
-    def __init__(self, prefix: str, log: EventLog, *stops: Callable[[], None]) -> None:
+    `reached` says why it has to stop by itself; empty while it need not.
+    """
+
+    def __init__(
+        self,
+        prefix: str,
+        log: EventLog,
+        *stops: Callable[[], None],
+        reached: Callable[[], str] = str,
+    ) -> None:
         self._request = _url(prefix, log.record.run)
-        self._log, self._stops = log, stops
+        self._log, self._stops, self._reached = log, stops, reached
         self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._over = threading.Event()
 
@@ -78,11 +88,16 @@ class Stopper:
             reporter.join()
 
     def _watch(self) -> None:
-        while not self._over.wait(LOOK_SECONDS):
-            # A store that does not answer is checked again at the next interval.
-            with contextlib.suppress(PonenteError, OSError):
-                if storage.exists(self._request):
-                    return self(_REQUESTED)
+        looked = time.monotonic()
+        while not self._over.wait(min(BUDGET_SECONDS, LOOK_SECONDS)):
+            if why := self._reached():
+                return self(why)
+            if time.monotonic() - looked >= LOOK_SECONDS:
+                looked = time.monotonic()
+                # A store that does not answer is checked again at the next interval.
+                with contextlib.suppress(PonenteError, OSError):
+                    if storage.exists(self._request):
+                        return self(_REQUESTED)
 
     def _report(self) -> None:
         line, since = self._lines.get(), time.monotonic()

@@ -131,7 +131,7 @@ def why_small(order: Iterable[Node], needed: Iterable[Node], listings: Listings)
     """
     for node in needed:
         wants = node.step.resources
-        elsewhere = any(place.kind != "local" for place in _places(node))
+        elsewhere = any(place.kind != "local" for place in node.hardware)
         if node.live or wants.custom or wants.memory or elsewhere:
             return ""
     order, sources = list(order), {}
@@ -148,14 +148,10 @@ def why_small(order: Iterable[Node], needed: Iterable[Node], listings: Listings)
     return f"{most}, local hardware"
 
 
-def _places(node: Node) -> list[Hardware]:
-    return [value for value in node.runtime.values() if isinstance(value, Hardware)]
-
-
 def refuse_several_hosts(needed: Iterable[Node]) -> None:
     """Raise `InputError` for hardware of several hosts; to be called when there is no cluster."""
     for node in needed:
-        for place in _places(node):
+        for place in node.hardware:
             if place.kind in ("tpu", "gpu") and place.processes > 1:
                 raise InputError(
                     f"{node.label}: hardware {place.name!r} has {place.processes} hosts, and this "

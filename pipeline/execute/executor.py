@@ -55,7 +55,7 @@ class Execution:
     """Brings targets up to date in one store.
 
     `retry_command` resumes the run, to be printed after a failure; `wait` is for how many seconds a
-    step may wait for hardware, None for no limit.
+    step may wait for hardware, None for no limit. `refuse` says why a step may not be started now.
     """
 
     def __init__(
@@ -68,13 +68,14 @@ class Execution:
         wait: float | None = None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
+        refuse: Callable[[Node], str] = lambda node: "",
     ) -> None:
         self.targets = resolve(targets, choice)
         self.order = topological(self.targets)
         self._log = log
         self._retry_command = retry_command
         self._choice = choice
-        self._wait, self._clock, self._sleep = wait, clock, sleep
+        self._wait, self._clock, self._sleep, self._refuse = wait, clock, sleep, refuse
         self._states = States(self.order)
         self._there = DriverStore(store, self._states, keep_shards=choice.keep_shards)
         for name in choice.force:
@@ -240,6 +241,8 @@ class Execution:
     ) -> None:
         for message in warnings:
             self._tell(state.node, events.Warned(message))
+        if why := self._refuse(state.node):
+            return self._fail(state, why, "", f"step {state.node.label} is refused")
         request = self._there.make_request(state, build)
         self._states.move(state, NodePhase.RUNNING)
         self._tell(state.node, events.Submitted())
@@ -313,7 +316,8 @@ class Execution:
             self._fail(state, final or outcome.cause, outcome.log)
         else:
             state.delay(self._clock())
-            self._tell(state.node, events.Retried(outcome.cause, state.tries))
+            preempted = outcome.ending is Ending.PREEMPTED
+            self._tell(state.node, events.Retried(outcome.cause, state.tries, preempted))
             self._states.move(state, NodePhase.WAITING)
 
     def _follow_later(self, state: NodeState, cause: str) -> None:

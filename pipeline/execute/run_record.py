@@ -39,13 +39,13 @@ class Attempt:
     log: str
     started: float
     ended: float | None = None  # until its end is reported
-    status: str = "running"  # or published, reused, retried, failed, stopped
+    status: str = "running"  # or published, reused, retried, preempted, failed, stopped
     cause: str = ""
 
 
 @dataclass
 class StepRecord:
-    """One step of a run; the first six fields are from the run's graph."""
+    """One step of a run; the first seven fields are from the run's graph."""
 
     label: str = "?"
     key: str = ""
@@ -53,6 +53,7 @@ class StepRecord:
     directory: str = ""
     inputs: dict[str, str] = field(default_factory=dict)
     config: dict[str, Any] = field(default_factory=dict)
+    hardware: str = ""  # that it asks for; empty for none, and in logs of older versions
     state: str = "unneeded"
     seconds: float | None = None  # to build the output, in this run or (reused) in an earlier one
     origin: str = ""  # the other store or adopted directory that a reused output came from
@@ -67,6 +68,7 @@ class StepRecord:
     shards: int = 0  # finished during this run, as far as its log says
     shard_bytes: int = 0
     warnings: list[str] = field(default_factory=list)
+    facts: list[str] = field(default_factory=list)  # lines of `plan`, on its page alone
 
     def apply(self, event: Event) -> None:
         now = event.time
@@ -98,7 +100,7 @@ class StepRecord:
                 self.warnings.append(event.message)
             case events.Retried(cause=cause):
                 self.state, self.cause = "waiting", cause
-                self._end("retried", now, cause)
+                self._end("preempted" if event.preempted else "retried", now, cause)
             case events.Finished():
                 self._finish(event)
             case events.Failed(cause=cause):
@@ -152,6 +154,7 @@ class RunRecord:
     outcome: str = ""
     cause: str = ""  # why the run as a whole ended, when that was not a step's failure
     commit: str = ""  # of git, of the code that declared the run
+    spot: bool = False  # whether it said that its machines are preemptible
     experiment: str = ""
     file: str = ""  # of the experiment, on the machine of the driver
     driver: dict[str, Any] = field(default_factory=dict)  # its process; empty without a summary
@@ -205,6 +208,7 @@ class RunRecord:
                 self.started, self.store = event.time, event.store
                 self.experiment, self.file = event.experiment, event.file
                 self.command, self.settings = event.command, event.settings
+                self.spot = event.spot
                 graph = msgspec.convert(event.graph, list[StepRecord])
                 self.steps |= {step.key: step for step in graph}
             case events.Provenance(git=git):

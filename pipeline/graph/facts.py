@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from pipeline.graph.capacity import Capacity
 from pipeline.store.outputs import Found
 
 Results = Mapping[str, Mapping[str, Any]]
@@ -17,12 +18,17 @@ Results = Mapping[str, Mapping[str, Any]]
 
 
 class Published(dict[str, Mapping[str, Any]]):
-    """Results of the outputs in the store at `prefix`; `places` are (URL, manifest) by key."""
+    """Results of the outputs in the store at `prefix`; `places` are (URL, manifest) by key.
 
-    def __init__(self, found: Mapping[str, Found], prefix: str) -> None:
+    With what the command says of its machines.
+    """
+
+    def __init__(
+        self, found: Mapping[str, Found], prefix: str, capacity: Capacity | None = None
+    ) -> None:
         super().__init__({key: each.manifest.result for key, each in found.items()})
         self.places = {key: (each.path, each.manifest) for key, each in found.items()}
-        self.prefix = prefix
+        self.prefix, self.capacity = prefix, capacity or Capacity()
 
 
 @dataclass(frozen=True)
@@ -32,6 +38,8 @@ class Facts:
     Attributes:
         lines: to display; `data` is the same for programs: JSON values by name.
         refusal: why the step cannot work; empty where no reason is known.
+        seconds: returns for how long it will hold its hardware, by the middle of the prediction;
+            None where that is not known. It may read the store.
         examine: a longer examination, seconds to minutes, which returns further facts. It runs in
             its own thread and gets a function that displays its progress.
     """
@@ -39,4 +47,5 @@ class Facts:
     lines: tuple[str, ...] = ()
     data: Mapping[str, Any] = field(default_factory=dict)
     refusal: str = ""
+    seconds: Callable[[], float | None] = lambda: None
     examine: Callable[[Callable[[str], None]], Facts] | None = None

@@ -27,6 +27,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 from pipeline.errors import InputError
 from pipeline.graph.artifact import Artifact, argument_of
 from pipeline.graph.facts import Facts, Results
+from pipeline.graph.hardware import Hardware
 from pipeline.graph.module_names import by_value
 from pipeline.graph.signature import InputType, Signature, read_signature
 from pipeline.identity import digests, fingerprint, source_code
@@ -105,6 +106,10 @@ class Node:
             step.function,
             *(c for each in self.classes.values() for c in _called(each)),
         )
+
+    @property
+    def hardware(self) -> list[Hardware]:
+        return [value for value in self.runtime.values() if isinstance(value, Hardware)]
 
     def advice(self) -> list[str]:
         return self.step.advise({**self.config, **self.runtime}) if self.step.advise else []

@@ -54,6 +54,7 @@ def merge(first: Facts, second: Facts) -> Facts:
         lines=(*first.lines, *second.lines),
         data={**first.data, **second.data},
         refusal=first.refusal or second.refusal,
+        seconds=first.seconds,
     )
 
 

@@ -206,18 +206,17 @@ def _money(facts: Mapping[str, Any]) -> tuple[str, str, str]:
     hardware = pod(facts["hardware"])
     price = price_of(hardware.generation)
     ends = [facts["run"][end] for end in ("fast", "slow")]
-    spot = [sum(each.values()) / 3600 for each in ends]
-    hours = [all - each["preemptions"] / 3600 for all, each in zip(spot, ends, strict=True)]
+    hours = [sum(each.values()) / 3600 for each in ends]
     if price is None:
         return _span(*hours), "no dated price", ""
 
-    def dollars(each: float | None, hours: list[float]) -> str:
+    def dollars(each: float | None) -> str:
         if each is None:
             return ""
         low, high = (each * hardware.devices * hour for hour in hours)
         return f"${low:,.2f} to ${high:,.2f}"
 
-    return _span(*hours), dollars(price.on_demand, hours), dollars(price.spot, spot)
+    return _span(*hours), dollars(price.on_demand), dollars(price.spot)
 
 
 def row(case: Case, facts: Mapping[str, Any]) -> str:
@@ -279,9 +278,9 @@ HEAD = """# What `plan` says of the full experiments
 Made by `python -m tests.bench.plans --write`. *Predicted* from shapes, and *published* by others:
 this project has run none of them on a TPU or a GPU. Memory is GiB a chip, by formula; seconds,
 hours and dollars are ranges from the 10th to the 90th percentile of
-[the prediction's error on published runs](predictions.md). Hours are those on demand; on spot two
-preemptions a day come on top. The loss is what *published* runs of the same optimizer came to with
-as many FLOPs, in bits a byte (80 % interval): of FineWeb-edu in nanochat's tokenizer, or of
+[the prediction's error on published runs](predictions.md). Hours and dollars are those
+before preemptions, which `plan --spot` simulates. The loss is what *published* runs of the same
+optimizer came to with as many FLOPs, in bits a byte (80 % interval): of FineWeb-edu in nanochat's tokenizer, or of
 Paloma's c4_en after FineWeb-edu (Marin); there is none of AdamW and of `tuned_muon`.
 Prices: {prices}.
 

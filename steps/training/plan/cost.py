@@ -10,7 +10,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from models.shape.footprint import training_flops_per_token
-from pipeline.accelerators import Chip
+from pipeline import Hardware
+from pipeline.accelerators import Chip, chip_of
 from pipeline.errors import CorruptOutput
 from pipeline.graph.facts import Published, Results
 from pipeline.prices import price_of
@@ -28,8 +29,12 @@ ready and 20 to 60 s of compilation."""
 SAVE_BYTES = 32e9
 """Bytes per second from a chip to its host; a checkpoint blocks the steps for this copy (Orbax's
 guide)."""
-PREEMPTIONS_A_DAY = 2.0
-"""An assumption for spot slices, since no rate is published."""
+TPU_HOURS, TPU_WAIT = 16.1, 11 * 60.0
+"""Mean hours between the preemptions of a spot slice, and seconds until there is a new one: 42
+preemptions of 7 slices (v2-8 to v3-32) in 677 hours, github.com/skypilot-org/skypilot/pull/1500,
+December 2022. No rate of later generations is published."""
+GPU_HOURS = 12.0
+"""The same of a host with GPUs: an assumption."""
 _STEPS = ("train-", "extend-", "warm_start-")
 _MOST = 8  # outputs that are looked into for a measured speed, the newest first
 
@@ -42,12 +47,23 @@ class RunTime:
     start: float
     checkpoints: float
     evaluations: float
-    preemptions: float
 
     @property
     def total(self) -> float:
-        """Seconds on demand; on spot, `preemptions` are added."""
         return self.steps + self.start + self.checkpoints + self.evaluations
+
+
+def units(hardware: Hardware) -> int:
+    """What is preempted at once: slices, hosts with GPUs, or this machine."""
+    return hardware.processes if hardware.kind == "gpu" else hardware.slices
+
+
+def prior_hours(hardware: Hardware) -> tuple[float, str]:
+    """Mean hours between the preemptions of all its `units`, and the source of this figure."""
+    if hardware.kind == "tpu":
+        source = "TPU slices of 2022, github.com/skypilot-org/skypilot/pull/1500"
+        return TPU_HOURS / units(hardware), source
+    return GPU_HOURS / units(hardware), "an assumption"
 
 
 def checkpoint_bytes(run: DeclaredRun) -> float:
@@ -55,6 +71,10 @@ def checkpoint_bytes(run: DeclaredRun) -> float:
     average = run.train.ema or run.train.average_last
     parameters = (8 if average else 4) * run.model.parameter_count
     return parameters + optimizer_bytes(run.model, run.optimizer)
+
+
+def save_seconds(run: DeclaredRun) -> float:
+    return checkpoint_bytes(run) / run.hardware.devices / SAVE_BYTES
 
 
 def run_time(run: DeclaredRun, train: TrainConfig, step: Forecast, seconds: float) -> RunTime:
@@ -65,14 +85,10 @@ def run_time(run: DeclaredRun, train: TrainConfig, step: Forecast, seconds: floa
     batches = 0 if train.evaluate_batches == "all" else int(train.evaluate_batches)
     useful = step.seconds - step.times["update"] - step.times["fixed"]
     steps = (run.steps - run.done) * seconds
-    checkpoints = saves * checkpoint_bytes(run) / run.hardware.devices / SAVE_BYTES
+    checkpoints = saves * save_seconds(run)
     # A forward pass is a third of a step, whose backward pass costs twice as much.
     evaluations = evaluated * batches * run.splits * useful / 3
-    whole = steps + START_SECONDS + checkpoints + evaluations
-    # A preemption costs a start and, on average, half of the steps between two checkpoints.
-    lost = START_SECONDS + train.checkpoint_every / 2 * seconds
-    preemptions = whole / 86400 * PREEMPTIONS_A_DAY * lost
-    return RunTime(steps, START_SECONDS, checkpoints, evaluations, preemptions)
+    return RunTime(steps, START_SECONDS, checkpoints, evaluations)
 
 
 def _count(run: DeclaredRun, every: int, also_every: int = 0, others: Sequence[int] = ()) -> int:
@@ -94,14 +110,10 @@ def money(run: DeclaredRun, chip: Chip, times: tuple[RunTime, RunTime]) -> list[
     price = price_of(chip.name)
     if price is None or (price.on_demand is None and price.spot is None):
         return [f"no dated price of {chip.name}: give one in a file that PONENTE_PRICES names"]
-    demand, spot = (t.total for t in times), (t.total + t.preemptions for t in times)
     found = []
-    for rate, seconds, how in (
-        (price.on_demand, demand, "on demand"),
-        (price.spot, spot, f"spot with {PREEMPTIONS_A_DAY:g} preemptions a day"),
-    ):
+    for rate, how in ((price.on_demand, "on demand"), (price.spot, "on spot before preemptions")):
         if rate is not None:
-            low, high = (rate * run.hardware.devices * each / 3600 for each in seconds)
+            low, high = (rate * run.hardware.devices * each.total / 3600 for each in times)
             found.append(f"${low:,.2f} to ${high:,.2f} {how}")
     return [f"{', '.join(found)} ({price.source}, {price.date})"]
 
@@ -113,7 +125,7 @@ def speed_here(results: Results, devices: int) -> tuple[float, str] | None:
     the first step and the last without evaluations and saves. None where no training on this
     machine with so many devices is in the store, or the store is not on a disk.
     """
-    for run in _newest(results):
+    for run in newest(results):
         train, flops, seconds = run.train, 0.0, 0.0
         length = train.sequence_length
         for attempt in run.attempts:
@@ -127,8 +139,8 @@ def speed_here(results: Results, devices: int) -> tuple[float, str] | None:
     return None
 
 
-def _newest(results: Results) -> Iterator[Checkpoint]:
-    """Trainings in a local store that this machine did on its CPUs, the newest first."""
+def newest(results: Results, chip: Chip | None = None) -> Iterator[Checkpoint]:
+    """Trainings in a local store on a kind of chip, or on this machine's CPUs, newest first."""
     prefix = results.prefix if isinstance(results, Published) else ""
     if not prefix or not storage.is_local(prefix):
         return
@@ -141,7 +153,9 @@ def _newest(results: Results) -> Iterator[Checkpoint]:
     for _, path in sorted(found, reverse=True)[:_MOST]:
         with contextlib.suppress(CorruptOutput):
             made = manifest.load(path)
-            if made is None or made.provenance.get("host") != socket.gethostname():
+            if made is None:
                 continue
-            if "cpu" in made.result.get("measured", {}).get("devices", ""):
+            kind = made.result.get("measured", {}).get("devices", "").partition(" x ")[2]
+            here = kind == "cpu" and made.provenance.get("host") == socket.gethostname()
+            if here if chip is None else chip_of(kind) is chip:
                 yield Checkpoint(path, made)

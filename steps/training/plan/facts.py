@@ -20,7 +20,14 @@ from steps.scaling_law.forecast import SHARE, LossForecast, forecast_of
 from steps.scaling_law.published_curves import published
 from steps.training.budget import told_epochs
 from steps.training.plan import memory
-from steps.training.plan.cost import checkpoint_bytes, money, run_time, speed_here
+from steps.training.plan.bill import bill
+from steps.training.plan.cost import (
+    checkpoint_bytes,
+    money,
+    run_time,
+    save_seconds,
+    speed_here,
+)
 from steps.training.plan.declared_run import DeclaredRun, declared_run, model_of
 from steps.training.plan.memory import GIB, MemoryFit
 from training.config import TrainConfig
@@ -28,6 +35,7 @@ from training.config.batch_schedule import rows_read
 from training.config.train import INSTALL, TRACKERS
 from training.cost import step_time
 from training.cost.audit import CURES, Flaw
+from training.cost.preemption import Work
 from training.cost.resolved_run import ResolvedRun, lint, resolve_run
 from training.cost.step_time import Forecast, forecast
 
@@ -53,7 +61,10 @@ def training_facts(node: Node, results: Results) -> Facts:
     resolved = resolve_run(run.model, run.optimizer, train, devices, done=run.done)
     if chip is None:
         line, refusal = _on_this_machine(run, resolved.largest.estimate.activations * devices.count)
-        return Facts((*lines, line, *_speed_here(run, results, devices.count)), data, refusal)
+        lines += [line, *_speed_here(run, results, devices.count)]
+        billed = bill(node, run, results, devices.count)
+        why = refusal or billed.refusal
+        return Facts((*lines, *billed.lines), {**data, **billed.data}, why, billed.seconds)
     fit = memory.MemoryFit(resolved.largest)
     step = forecast(resolved.largest, chip)
     lines.append(f"memory      by formula {fit.line(chip.name)}")
@@ -68,9 +79,12 @@ def training_facts(node: Node, results: Results) -> Facts:
         return _too_large(run, fit, lines, data)
     lines += _program(resolved, data)
     lines += _speed(run, fit, step, chip, data)
+    billed = Facts()
     if run.steps:
-        lines += _whole_run(run, resolved, step, chip, data)
-    return Facts(tuple(lines), data, examine=_examination(run))
+        work = _whole_run(run, resolved, step, chip, data, lines)
+        billed = bill(node, run, results, devices.count, chip, work)
+    lines, data = [*lines, *billed.lines], {**data, **billed.data}
+    return Facts(tuple(lines), data, billed.refusal, billed.seconds, _examination(run))
 
 
 def _forecast(node: Node, run: DeclaredRun, results: Results, data: dict[str, Any]) -> list[str]:
@@ -264,21 +278,31 @@ def _program(resolved: ResolvedRun, data: dict[str, Any]) -> list[str]:
 
 
 def _whole_run(
-    run: DeclaredRun, resolved: ResolvedRun, step: Forecast, chip: Chip, data: dict[str, Any]
-) -> list[str]:
+    run: DeclaredRun,
+    resolved: ResolvedRun,
+    step: Forecast,
+    chip: Chip,
+    data: dict[str, Any],
+    lines: list[str],
+) -> Work:
+    """Adds hours and dollars; returns the predicted times of what is left."""
     share, train = _mean_seconds(run, resolved, chip) / step.seconds, resolved.largest.train
-    ends = tuple(run_time(run, train, step, share * seconds) for seconds in step.range)
-    fast, slow = ends
+    each = (step.range[0], step.seconds, step.range[1])
+    fast, middle, slow = (run_time(run, train, step, share * seconds) for seconds in each)
     data["run"] = {"fast": dataclasses.asdict(fast), "slow": dataclasses.asdict(slow)}
     extra = f"start {slow.start:.0f} s, checkpoints {slow.checkpoints:.0f} s, evaluations "
-    extra += f"{slow.evaluations:.0f} s, expected loss to preemption {slow.preemptions:.0f} s"
+    extra += f"{slow.evaluations:.0f} s"
     if train.evaluate_batches == "all":
         extra += " (evaluation of whole splits is not counted)"
-    return [
+    lines += [
         f"run         {fast.total / 3600:.2f} to {slow.total / 3600:.2f} h of "
         f"{run.hardware.devices} {chip.name}: at the slow end {extra}",
         *(f"cost        {line}" for line in money(run, chip, (fast, slow))),
     ]
+    left = (run.steps or 0) - run.done
+    low, mean, high = ((t.steps + t.evaluations) / max(left, 1) for t in (fast, middle, slow))
+    save = save_seconds(run)
+    return Work(steps=left, step=(low, mean, high), save=save, start=fast.start, restart=fast.start)
 
 
 def _mean_seconds(run: DeclaredRun, resolved: ResolvedRun, chip: Chip) -> float:

@@ -1,0 +1,75 @@
+"""`spending`: hours and dollars of a store's runs, by experiment and step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pipeline.cli.context import Context, say
+from pipeline.cli.inspection import say_json
+from pipeline.errors import InputError
+from pipeline.execute.run_record import RunRecord
+from pipeline.execute.spending import uses
+from pipeline.pages.record import runs
+
+_EVERY_RUN = 10**9
+_HEAD = f"{'experiment, step':<40}{'hardware':<16}{'attempts':>9}{'hours':>12}{'dollars':>14}"
+
+
+def spending(context: Context) -> int:
+    """Print what every run in the store has spent, by the hardware that its attempts held."""
+    store = context.words[0].rstrip("/") if context.words else context.store.prefix
+    if len(context.words) > 1:
+        raise InputError(f"spending: expected one store, found {' '.join(context.words)}")
+    found = runs(store, _EVERY_RUN)
+    if not found:
+        raise InputError(f"spending: expected a store with runs, found none in {store}")
+    experiments = ledger(found)
+    dollars = sum(each["dollars"] for each in experiments)
+    if context.options.json:
+        say_json({"store": store, "dollars": dollars, "experiments": experiments})
+        return 0
+    say(f"store {store}, {len(found)} runs\n{_HEAD}")
+    for each in experiments:
+        say(_line(each["experiment"], each))
+        for step in each["steps"]:
+            say(_line(f"  {step['step']}", step))
+    priced = any(step["dollars"] for each in experiments for step in each["steps"])
+    say(f"${dollars:,.2f} in all, by dated prices of today" if priced else "nothing has a price")
+    return 0
+
+
+def ledger(records: list[RunRecord]) -> list[dict[str, Any]]:
+    """By experiment the hours, dollars and steps; the dearest first, then those of most hours.
+
+    A step has one row for each hardware and each way of paying. Its dollars are None where no price
+    is known, and an experiment's are the sum of the others.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for record in records:
+        empty = {"experiment": record.name, "attempts": 0, "hours": 0.0, "dollars": 0.0}
+        for use in uses(record):
+            whole = found.setdefault(record.name, {**empty, "steps": {}})
+            name = {"step": use.step.label, "hardware": use.step.hardware, "spot": record.spot}
+            row = {**name, "attempts": 0, "preempted": 0, "hours": 0.0, "dollars": 0.0}
+            row = whole["steps"].setdefault(tuple(name.values()), row)
+            row["preempted"] += use.preempted
+            for each in (row, whole):
+                each["attempts"] += 1
+                each["hours"] += use.seconds / 3600
+                each["dollars"] = (each["dollars"] or 0.0) + (use.dollars or 0.0)
+            row["dollars"] = None if use.dollars is None else row["dollars"]
+    for whole in found.values():
+        whole["steps"] = sorted(whole["steps"].values(), key=_rank)
+    return sorted(found.values(), key=_rank)
+
+
+def _rank(row: dict[str, Any]) -> tuple[float, float]:
+    return -(row["dollars"] or 0.0), -row["hours"]
+
+
+def _line(name: str, row: dict[str, Any]) -> str:
+    hardware = row.get("hardware", "") + (" spot" if row.get("spot") else "")
+    dollars = f"${row['dollars']:,.2f}" if row["dollars"] else ""
+    return (
+        f"{name[:39]:<40}{hardware[:15]:<16}{row['attempts']:>9}{row['hours']:>12,.3f}{dollars:>14}"
+    ).rstrip()

@@ -1,0 +1,117 @@
+"""What a training's steps, saves and starts take: measured in the store where it has runs."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from statistics import fmean, quantiles
+from typing import Any
+
+from pipeline.accelerators import Chip, chip_of
+from pipeline.graph.facts import Published, Results
+from pipeline.graph.step import Node
+from pipeline.store import storage
+from pipeline.store.manifest import KEEP
+from pipeline.store.shards import ATTEMPTS
+from steps.training.plan.cost import checkpoint_bytes, newest, speed_here
+from steps.training.plan.declared_run import DeclaredRun
+from training.cost.preemption import Work
+from training.metrics.goodput import AttemptTime, read_attempts
+
+LEAST_STEPS = 20  # measured ones, below which a prediction of the step is better
+_BESIDE = ("init", "compile", "checkpoint", "other")  # buckets that are not of steps
+
+
+def work_of(
+    node: Node,
+    run: DeclaredRun,
+    results: Results,
+    predicted: Work | None,
+    chip: Chip | None,
+    devices: int,
+) -> tuple[Work | None, str]:
+    """What is left of a training, and which of its times were measured in which outputs.
+
+    `predicted` is None on CPUs, where a step is that of the last training on this machine; None
+    again where there is none. Starts and saves are those of trainings on as many devices of the
+    kind; of this training's own earlier attempts also the steps.
+    """
+    values, places = dict[str, Any](), dict[str, str]()
+    for name, times in _found(node, run, results, chip, devices):
+        for what in times.keys() - values.keys():
+            values[what], places[what] = times[what], name
+    for name, other in (("start", "restart"), ("restart", "start")):  # one stands for the other
+        if other in values:
+            values.setdefault(name, values[other])
+    shown = {name: [w for w in sorted(places) if places[w] == name] for name in places.values()}
+    sources = "; ".join(f"{', '.join(fields)} by {name}" for name, fields in shown.items())
+    if predicted is not None:
+        return dataclasses.replace(predicted, **values), sources
+    if run.steps is None or not {"step", "start"} <= values.keys():
+        return None, ""
+    values.setdefault("save", 0.0)
+    return Work(steps=run.steps - run.done, **values), sources
+
+
+def _found(
+    node: Node, run: DeclaredRun, results: Results, chip: Chip | None, devices: int
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """(directory, fields of `Work` that it shows), of this training, then of the newest ones."""
+    if not isinstance(results, Published) or not results.prefix:
+        return
+    above = storage.join(results.prefix, node.directory, ATTEMPTS)
+    names = storage.list_names(above)
+    own = _on(read_attempts(storage.join(above, n, KEEP) for n in names), chip, devices)
+    yield node.directory, fields(own)
+    for made in newest(results, chip):
+        attempts, last = _on(made.attempts, chip, devices), made.result["checkpoint"]
+        size = next(s.bytes for s in made.shards("checkpoint/") if s.name == last)
+        found = {**_startup(attempts), **_saves(attempts, checkpoint_bytes(run) / size)}
+        yield made.path.rpartition("/")[2], found
+    if chip is None and run.flops and (speed := speed_here(results, devices)) is not None:
+        seconds = run.flops / speed[0] / ((run.steps or 0) - run.done)
+        yield speed[1], {"step": (seconds, seconds, seconds)}
+
+
+def fields(attempts: Sequence[AttemptTime]) -> dict[str, Any]:
+    """The fields of `Work` that attempts at one training show."""
+    return {**_startup(attempts), **_saves(attempts, 1.0), **_steps(attempts)}
+
+
+def _on(attempts: Sequence[AttemptTime], chip: Chip | None, devices: int) -> list[AttemptTime]:
+    def same(device: str) -> bool:
+        return device == "cpu" if chip is None else chip_of(device) is chip
+
+    return [each for each in attempts if same(each.device) and each.devices == devices]
+
+
+def _startup(attempts: Sequence[AttemptTime]) -> dict[str, Any]:
+    found = {}
+    for name, resumed in (("start", False), ("restart", True)):
+        parts = [a.startup for a in attempts if bool(a.first_step) == resumed]
+        begun = [sum(each.values()) - each["first step"] for each in parts if "first step" in each]
+        found |= {name: fmean(begun)} if begun else {}
+    return found
+
+
+def _saves(attempts: Sequence[AttemptTime], scale: float) -> dict[str, Any]:
+    """The seconds of a save, which grow with the checkpoint's size by `scale`."""
+    count = sum(len(each.marks) for each in attempts)
+    spent = sum(each.buckets.get("checkpoint", 0.0) for each in attempts)
+    return {"save": scale * spent / count} if count else {}
+
+
+def _steps(attempts: Sequence[AttemptTime]) -> dict[str, Any]:
+    """The seconds of a step with what is between steps, such as evaluations."""
+    done, spent = [], []
+    for each in attempts:
+        if each.first_step is not None and each.last_step > each.first_step:
+            done.append(each.last_step - each.first_step)
+            rest = sum(s for bucket, s in each.buckets.items() if bucket not in _BESIDE)
+            spent.append(rest - each.startup.get("evaluation", 0.0))
+    if sum(done) < LEAST_STEPS:
+        return {}
+    middle = sum(spent) / sum(done)
+    rates = [seconds / count for seconds, count in zip(spent, done, strict=True)]
+    ends = quantiles(rates, n=10) if len(rates) > 2 else [middle]
+    return {"step": (min(ends[0], middle), middle, max(ends[-1], middle))}

@@ -1,0 +1,45 @@
+"""A step on hardware, which predicts how long it takes and writes its shards slowly."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated, Any
+
+from pipeline import Artifact, Hardware, Result, Runtime, StepContext, local, step
+from pipeline.graph.facts import Facts, Results
+from pipeline.graph.step import Node, as_node
+
+SHARD_SECONDS = 0.05
+
+
+class Trained(Artifact):
+    """Its output."""
+
+
+def predicted(node: Node, results: Results) -> Facts:
+    """Of the setting."""
+    return Facts(seconds=lambda: node.config["seconds"])
+
+
+def write(directory: str, item: int) -> dict[str, Any]:
+    """A shard."""
+    time.sleep(SHARD_SECONDS)
+    return {"item": item}
+
+
+@step(output=Trained, version=1, facts=predicted)
+def train(
+    run: StepContext,
+    *,
+    steps: int = 1,
+    seconds: float = 0.0,
+    hardware: Annotated[Hardware, Runtime] = local(),
+) -> Result:
+    """Shards instead of steps."""
+    shards = run.map(write, {f"{index:04d}": index for index in range(steps)})
+    return {"steps": len(shards)}
+
+
+def trained(hardware: Hardware, steps: int = 1, seconds: float = 0.0) -> Node:
+    """A node of it."""
+    return as_node(train(steps=steps, seconds=seconds, hardware=hardware))
