@@ -7,8 +7,7 @@ from typing import Any
 from pipeline.cli.context import Context, say
 from pipeline.cli.inspection import say_json
 from pipeline.errors import InputError
-from pipeline.execute.run_record import RunRecord
-from pipeline.execute.spending import uses
+from pipeline.execute.spending import ledger
 from pipeline.pages.record import runs
 
 _EVERY_RUN = 10**9
@@ -36,35 +35,6 @@ def spending(context: Context) -> int:
     priced = any(step["dollars"] for each in experiments for step in each["steps"])
     say(f"${dollars:,.2f} in all, by dated prices of today" if priced else "nothing has a price")
     return 0
-
-
-def ledger(records: list[RunRecord]) -> list[dict[str, Any]]:
-    """By experiment the hours, dollars and steps; the dearest first, then those of most hours.
-
-    A step has one row for each hardware and each way of paying. Its dollars are None where no price
-    is known, and an experiment's are the sum of the others.
-    """
-    found: dict[str, dict[str, Any]] = {}
-    for record in records:
-        empty = {"experiment": record.name, "attempts": 0, "hours": 0.0, "dollars": 0.0}
-        for use in uses(record):
-            whole = found.setdefault(record.name, {**empty, "steps": {}})
-            name = {"step": use.step.label, "hardware": use.step.hardware, "spot": record.spot}
-            row = {**name, "attempts": 0, "preempted": 0, "hours": 0.0, "dollars": 0.0}
-            row = whole["steps"].setdefault(tuple(name.values()), row)
-            row["preempted"] += use.preempted
-            for each in (row, whole):
-                each["attempts"] += 1
-                each["hours"] += use.seconds / 3600
-                each["dollars"] = (each["dollars"] or 0.0) + (use.dollars or 0.0)
-            row["dollars"] = None if use.dollars is None else row["dollars"]
-    for whole in found.values():
-        whole["steps"] = sorted(whole["steps"].values(), key=_rank)
-    return sorted(found.values(), key=_rank)
-
-
-def _rank(row: dict[str, Any]) -> tuple[float, float]:
-    return -(row["dollars"] or 0.0), -row["hours"]
 
 
 def _line(name: str, row: dict[str, Any]) -> str:

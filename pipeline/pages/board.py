@@ -23,7 +23,8 @@ from pipeline.store.parallel import concurrently
 T = TypeVar("T")
 RUNS_PER_PAGE = 100
 _FRESH_SECONDS, _FRESH_BUCKET_SECONDS = 1.0, 4.0
-_MOST_RUNS, _MOST_MANIFESTS = 400, 2000
+MOST_RUNS = 400
+_MOST_MANIFESTS = 2000
 
 
 class Recent(OrderedDict[Any, T]):
@@ -59,7 +60,7 @@ class Board:
         self._fresh = _FRESH_SECONDS if storage.is_local(prefix) else _FRESH_BUCKET_SECONDS
         self._listed, self._listing = float("-inf"), 0
         self._written: dict[str, float] = {}
-        self._seen: Recent[_Seen] = Recent(_MOST_RUNS)
+        self._seen: Recent[_Seen] = Recent(MOST_RUNS)
         self._manifests: Recent[Manifest | CorruptOutput | None] = Recent(_MOST_MANIFESTS)
 
     def ids(self) -> list[str]:

@@ -5,6 +5,7 @@ The paths are those of the store, so that the links in its pages lead where they
     reports/index.html, reports/RUN.html    as the pages of runs that are written there
     STEP-KEY/                               the curves of a training, or the names of its files
     compare.html?run=STEP-KEY&run=...       several of these
+    spending.html                           hours and dollars by experiment
     other files of outputs and reports      as they are
 """
 
@@ -21,7 +22,8 @@ from urllib.parse import urlencode
 
 from pipeline import InputError
 from pipeline.execute.run_record import DONE, StepRecord
-from pipeline.pages.board import Board, Recent
+from pipeline.execute.spending import ledger
+from pipeline.pages.board import MOST_RUNS, Board, Recent
 from pipeline.pages.server import HTML, TEXT, Answer, Query
 from pipeline.store import append, storage
 from pipeline.store.manifest import KEEP, Manifest, load
@@ -39,6 +41,7 @@ _KINDS = {
 _MOST_BYTES = 32 << 20
 _MOST_LOGS, _MOST_PAGES, _MOST_COMPARED = 12, 12, 8
 _RUNS_BESIDE, _MOST_BESIDE = 20, 6
+_LINKS = (("Spending", "/spending.html"),)
 _SHARE = 10  # a page is made again after so many times the time it takes
 
 
@@ -46,13 +49,14 @@ class LivePages:
     """What `Server` asks for."""
 
     def __init__(self, prefix: str) -> None:
-        self.prefix, self.board = prefix, Board(prefix, self._has_curves)
+        self.prefix, self.board = prefix, Board(prefix, self._has_curves, _LINKS)
         self._logs: Recent[_Log] = Recent(_MOST_LOGS)
         self._made: Recent[_Made] = Recent(_MOST_PAGES)
         self._begun: set[str] = set()  # logs of metrics that were there
         self.pages: dict[str, Callable[[Query], str | None]] = {
             "reports/index.html": lambda query: self.board.index(_number(query)),
             "compare.html": lambda query: self._curves(query.get("run", [])),
+            "spending.html": lambda _: self._spending(),
         }
 
     def __call__(self, path: str, query: Query) -> Answer | None:
@@ -142,6 +146,23 @@ class LivePages:
             took = time.monotonic() - begun
             kept = _Made(state, text, begun + _SHARE * took)
         return self._made.keep((*names,), kept).text
+
+    def _spending(self) -> str:
+        """Of the newest runs, as many as the board keeps."""
+        from steps.pages import page
+
+        records = self.board.records(self.board.ids()[:MOST_RUNS])
+        found = []
+        for each in ledger(records):
+            rows = [["step", "hardware", "attempts", "hours", "dollars"]]
+            for row in each["steps"]:
+                hardware = row["hardware"] + " spot" * row["spot"]
+                dollars = "" if row["dollars"] is None else f"${row['dollars']:,.2f}"
+                counts = (str(row["attempts"]), f"{row['hours']:.3f}", dollars)
+                rows.append([row["step"], hardware, *counts])
+            total = f"{each['experiment']}: {each['hours']:.3f} h, ${each['dollars']:,.2f}"
+            found.append((total, rows))
+        return page.render("spending", experiments=found)
 
     def _beside(self, names: list[str]) -> list[tuple[str, str]]:
         """(text, link) of comparisons with the same step of the newest other runs."""

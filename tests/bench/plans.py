@@ -280,9 +280,9 @@ this project has run none of them on a TPU or a GPU. Memory is GiB a chip, by fo
 hours and dollars are ranges from the 10th to the 90th percentile of
 [the prediction's error on published runs](predictions.md). Hours and dollars are those
 before preemptions, which `plan --spot` simulates. The loss is what *published* runs of the same
-optimizer came to with as many FLOPs, in bits a byte (80 % interval): of FineWeb-edu in nanochat's tokenizer, or of
-Paloma's c4_en after FineWeb-edu (Marin); there is none of AdamW and of `tuned_muon`.
-Prices: {prices}.
+optimizer came to with as many FLOPs, in bits a byte (80 % interval): of FineWeb-edu in nanochat's
+tokenizer, or of Paloma's c4_en after FineWeb-edu (Marin); there is none of AdamW and of
+`tuned_muon`. Prices: {prices}.
 
 """
 PUBLISHED = """

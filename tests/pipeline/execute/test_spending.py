@@ -8,9 +8,8 @@ import json
 import pytest
 
 from pipeline import Hardware, InputError, pod
-from pipeline.cli.spending import ledger
 from pipeline.execute.run_record import RunRecord
-from pipeline.execute.spending import Budget, Spending, dollars_an_hour, uses
+from pipeline.execute.spending import Budget, Spending, dollars_an_hour, ledger, uses
 from pipeline.pages.record import read
 from pipeline.prices import PRICES
 from tests.pipeline.execute.rented import trained

@@ -15,7 +15,9 @@ from urllib.parse import urlsplit
 import pytest
 
 from pipeline.errors import InputError
+from pipeline.execute.spending import ledger
 from pipeline.pages import page as run_page
+from pipeline.pages.record import runs
 from pipeline.store import run_summary, storage
 from steps.cli.dashboard import serve
 from steps.pages import live
@@ -215,6 +217,16 @@ def test_a_page_from_the_store_has_an_origin_of_its_own(server):
 def test_nothing_can_be_changed(server, method):
     """Every other method is refused."""
     assert ask(server, "/reports/index.html", method)[0] in (405, 501)
+
+
+def test_what_was_spent_is_a_page_that_the_index_links(server, store):
+    """The same hours as the verb counts."""
+    _, _, index = ask(server, "/reports/index.html")
+    status, _, text = ask(server, "/spending.html")
+    assert status == 200
+    assert 'href="/spending.html"' in index
+    for each in ledger(runs(str(store), 10)):
+        assert f"{each['experiment']}: {each['hours']:.3f} h" in text
 
 
 def test_a_head_has_the_headers_alone(server):
