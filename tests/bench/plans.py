@@ -199,7 +199,7 @@ def _money(facts: Mapping[str, Any]) -> tuple[str, str, str]:
     spot = [sum(each.values()) / 3600 for each in ends]
     hours = [all - each["preemptions"] / 3600 for all, each in zip(spot, ends, strict=True)]
     if price is None:
-        return _span(*hours), "no dated price", ""
+        return _span(*hours), "no public price", ""
 
     def dollars(each: float | None, hours: list[float]) -> str:
         if each is None:

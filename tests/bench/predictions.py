@@ -26,7 +26,7 @@ from tests.bench.published_rows import Row, read
 from training.cost.step_time import RANGES, Rates, size_class, times
 from training.cost.step_work import Work, work
 
-CHIPS = ("v4", "v5e", "v5p", "v6e", "a100", "h100")
+CHIPS = ("v4", "v5e", "v5p", "v6e", "v7x", "a100", "h100")
 PRIOR = {
     # Name: (expected, relative standard deviation). Attention on TPUs from kernel timings on v6e
     # (openxla/tokamax, 0.5e12 scores a second); all others are wide.
@@ -207,7 +207,7 @@ def page() -> str:
     for title, values in column.items():
         groups += [(f"{title} {v}", np.array([x == v for x in values])) for v in _sorted(values)]
     table = [f"| {name} | {summary(errors[chosen])} |" for name, chosen in groups]
-    table += [*_classes(rows, predicted), *_pods(rows)]
+    table += [*_classes(rows, predicted), *_pods(rows), *_first(rows, published, predicted)]
     worst = _worst(published, predicted, errors)
     every = _rows(published, predicted, errors)
     return "\n".join([*head, *table, *worst, *every, *_left_out(left_out)])
@@ -284,6 +284,35 @@ def _pods(rows: Rows) -> list[str]:
             "fewer chips than from faster matmuls."
         ),
     ]
+
+
+FIRST = (0.008, 0.214, 0.044)
+"""Errors of v7x's rows before they entered the fit: by the rates of 2026-11-26 (152 rows, none of
+v7x), with the TPUs' common share of the peak, 0.746."""
+
+
+def _first(rows: Rows, published: list[Row], predicted: np.ndarray) -> list[str]:
+    """How far the first prediction of a new chip was off, and what its own rows then changed."""
+    fitted = rows.predict(fit(rows, rows.tuned)) / rows.measured - 1
+    own = [i for i, row in enumerate(published) if row.chip.name == "v7x"]
+    lines = [
+        *("", "## A new chip's first prediction", ""),
+        *_paragraph(
+            "The rows of v7x were predicted before any of them entered the fit: by the rates of "
+            "the other chips, the TPUs' common share of the peak, and v7x's row of the hardware "
+            "table. How much they recompute is from their recipes."
+        ),
+        "",
+        "| row | length | first | after the fit | source left out |",
+        "|---|---|---|---|---|",
+    ]
+    for i, first in zip(own, FIRST, strict=True):
+        left_out = predicted[i] / rows.measured[i] - 1
+        lines.append(
+            f"| {published[i].label} | {published[i].job.sequence_length:,} | {first:+.1%} | "
+            f"{fitted[i]:+.1%} | {left_out:+.1%} |"
+        )
+    return lines
 
 
 def _paragraph(text: str) -> list[str]:

@@ -93,7 +93,7 @@ def money(run: DeclaredRun, chip: Chip, times: tuple[RunTime, RunTime]) -> list[
     """Dollars on demand and on spot, as ranges, or a line that asks for a missing price."""
     price = price_of(chip.name)
     if price is None or (price.on_demand is None and price.spot is None):
-        return [f"no dated price of {chip.name}: give one in a file that PONENTE_PRICES names"]
+        return [f"no public price of {chip.name}: give one in a file that PONENTE_PRICES names"]
     demand, spot = (t.total for t in times), (t.total + t.preemptions for t in times)
     found = []
     for rate, seconds, how in (
@@ -101,7 +101,7 @@ def money(run: DeclaredRun, chip: Chip, times: tuple[RunTime, RunTime]) -> list[
         (price.spot, spot, f"spot with {PREEMPTIONS_A_DAY:g} preemptions a day"),
     ):
         if rate is not None:
-            low, high = (rate * run.hardware.devices * each / 3600 for each in seconds)
+            low, high = (rate * run.hardware.chips * each / 3600 for each in seconds)
             found.append(f"${low:,.2f} to ${high:,.2f} {how}")
     return [f"{', '.join(found)} ({price.source}, {price.date})"]
 

@@ -253,7 +253,7 @@ def _whole_run(
         extra += " (evaluation of whole splits is not counted)"
     return [
         f"run         {fast.total / 3600:.2f} to {slow.total / 3600:.2f} h of "
-        f"{run.hardware.devices} {chip.name}: at the slow end {extra}",
+        f"{run.hardware.chips} {chip.name}: at the slow end {extra}",
         *(f"cost        {line}" for line in money(run, chip, (fast, slow))),
     ]
 
