@@ -64,11 +64,6 @@ class Tpu(Chip):
         """Ray's spelling of Google's name: tpu7x is v7x."""
         return self.google_name.replace("tpu", "v")
 
-    @property
-    def compiler_name(self) -> str:
-        """The TPU compiler's: v5litepod is v5e."""
-        return self.google_name if self.google_name.startswith("tpu") else self.name
-
     def hosts(self, chips: int) -> int:
         whole = self.topologies is _FLAT and chips <= _MOST_ON_ONE_HOST
         return 1 if whole else math.ceil(chips / _CHIPS_PER_HOST)

@@ -11,7 +11,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -103,6 +103,8 @@ FLAGS: dict[str, dict[str, Any]] = {
     "undo": _switch("remove an adopted output"),
     "link": _switch("refer to outputs of other stores, and do not copy what is needed of them"),
     "yes": _switch("do not ask"),
+    "batches": _flag("with --on: others", type=lambda text: [*map(_count, text.split(","))]),
+    "compile": _flag("with --on NAME: plans to compile, minutes each", type=_count, default=0),
     "source": _flag("directory of the output to adopt", metavar="DIR"),
     "no_compile": {
         **_switch("without the compiler; or PONENTE_NO_COMPILE"),
@@ -138,12 +140,16 @@ class Verb:
     help: str
     flags: tuple[str, ...] = ()
     words: str = ""
+    own: Mapping[str, dict[str, Any]] = dataclasses.field(default_factory=dict)  # not as in `FLAGS`
 
 
 VERBS = {
     "run": Verb("bring every step up to date", _RUN),
     "plan": Verb(
-        "what a run would do, and why; of steps every reason", (*_RUN, "json", "html"), "[STEP ...]"
+        "what a run would do, and why; of steps every reason; --on: how it does on hardware",
+        (*_RUN, "json", "html", "on", "batches", "compile"),
+        "[STEP ...]",
+        {"on": _flag("time and cost on v6e-8,2xv5e-16,v5p; or all", type=_names, default=())},
     ),
     "status": Verb(
         "progress of the steps, and the last runs", (*_CHOICE, "json", "watch"), "[STEP ...]"
@@ -194,7 +200,7 @@ def parser(
     for spelled, name in SPELLED.items():
         if name in _flags_of(verb):
             words = [_SHORT[name]] if name in _SHORT else []
-            made.add_argument(*words, spelled, dest=name, **FLAGS[name])
+            made.add_argument(*words, spelled, dest=name, **{**FLAGS, **VERBS[verb].own}[name])
     if experiment is not None and verb not in FREE:
         settings = " ".join(f"--{name.replace('_', '-')}" for name in experiment.setting_names)
         head = f"settings of {experiment.name} (--help-settings explains them):"
@@ -224,17 +230,18 @@ def defaults(verb: str) -> argparse.Namespace:
     return parser(verb).parse_args([])
 
 
-def of_python(name: str, value: Any) -> Any:
-    """The value of a flag that was given as an argument in Python.
+def of_python(verb: str, name: str, value: Any) -> Any:
+    """The value of a verb's flag that was given as an argument in Python.
 
     Text is read as on the command line; one path, or several in any collection, serve as text.
     """
-    read, several = FLAGS[name].get("type"), FLAGS[name].get("type") is _names
+    flag = VERBS[verb].own.get(name, FLAGS[name])
+    read, several = flag.get("type"), flag.get("type") is _names
     if isinstance(value, os.PathLike):
         value = os.fspath(value)
     elif several and not isinstance(value, str):
         return tuple(os.fspath(one) for one in value)
-    choices = FLAGS[name].get("choices", (value,))
+    choices = flag.get("choices", (value,))
     if value is not None and value not in choices:
         raise InputError(unknown(name, value, list(choices)))
     try:

@@ -179,10 +179,8 @@ def accelerator_type(hardware: Hardware) -> str:
 def runtime(hardware: Hardware, tool: str) -> str:
     """The software version of a slice that `tool` requests from the Cloud TPU API."""
     if not (found := GOOGLE[hardware.generation].runtime):
-        raise InputError(
-            f"--on {tool}: the Cloud TPU API has no {hardware.generation}; use --on gcloud or "
-            "--on kuberay"
-        )
+        kind = hardware.generation
+        raise InputError(f"--on {tool}: the Cloud TPU API has no {kind}; use --on gcloud, kuberay")
     return found
 
 

@@ -286,32 +286,23 @@ def _pods(rows: Rows) -> list[str]:
     ]
 
 
-FIRST = (0.008, 0.214, 0.044)
-"""Errors of v7x's rows before they entered the fit: by the rates of 2026-11-26 (152 rows, none of
-v7x), with the TPUs' common share of the peak, 0.746."""
+FIRST = (0.008, 0.214, 0.044)  # by the rates of 2026-11-26, from 152 rows, none of v7x
 
 
 def _first(rows: Rows, published: list[Row], predicted: np.ndarray) -> list[str]:
-    """How far the first prediction of a new chip was off, and what its own rows then changed."""
     fitted = rows.predict(fit(rows, rows.tuned)) / rows.measured - 1
     own = [i for i, row in enumerate(published) if row.chip.name == "v7x"]
     lines = [
         *("", "## A new chip's first prediction", ""),
-        *_paragraph(
-            "The rows of v7x were predicted before any of them entered the fit: by the rates of "
-            "the other chips, the TPUs' common share of the peak, and v7x's row of the hardware "
-            "table. How much they recompute is from their recipes."
-        ),
+        "v7x's rows were predicted before any entered the fit, by the rates of other chips.",
         "",
         "| row | length | first | after the fit | source left out |",
         "|---|---|---|---|---|",
     ]
     for i, first in zip(own, FIRST, strict=True):
-        left_out = predicted[i] / rows.measured[i] - 1
-        lines.append(
-            f"| {published[i].label} | {published[i].job.sequence_length:,} | {first:+.1%} | "
-            f"{fitted[i]:+.1%} | {left_out:+.1%} |"
-        )
+        errors = (first, fitted[i], predicted[i] / rows.measured[i] - 1)
+        what = f"{published[i].label} | {published[i].job.sequence_length:,}"
+        lines.append(f"| {what} | {' | '.join(f'{error:+.1%}' for error in errors)} |")
     return lines
 
 

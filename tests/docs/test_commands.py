@@ -18,11 +18,11 @@ from pipeline.graph.declaration import Declaration, load_experiment
 from pipeline.identity.secret_text import refuse_secrets
 from pipeline.launch import TARGETS
 from pipeline.store import storage
-from steps.cli import dial, export, generate, tune
+from steps.cli import dial, export, generate
 from tests.docs.pages import ROOT, Block, blocks, inline_code, pages
 
 SHELL = ("sh", "bash", "")
-LIBRARY = ("generate", "export", "compare", "tune", "dial")
+LIBRARY = ("generate", "export", "compare", "dial")
 PLACEHOLDER = "FILE"
 REAL_OVERRIDE = options.override
 
@@ -103,11 +103,7 @@ def _ponente(words: list[str]) -> None:
         if after := rest[end + 1 :]:
             check(shlex.join(after).replace(".venv/bin/", ""))
         return
-    if verb == "tune":
-        _, others = tune._parser().parse_known_args(rest)
-        file = next(word for word in others if word.endswith(".py") or word == PLACEHOLDER)
-        _verb("plan", experiment(file), [word for word in others if word != file])
-    elif verb == "compare":
+    if verb == "compare":
         assert {w for w in rest if w.startswith("-")} <= {"--output", "--forecasts"}
     elif verb in LIBRARY:
         {"generate": generate, "export": export, "dial": dial}[verb]._parser().parse_args(rest)

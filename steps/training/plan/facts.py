@@ -19,16 +19,17 @@ from steps.platforms import chip_of, devices_here
 from steps.scaling_law.forecast import SHARE, LossForecast, forecast_of
 from steps.training.budget import told_epochs
 from steps.training.plan import memory
-from steps.training.plan.cost import checkpoint_bytes, money, run_time, speed_here
+from steps.training.plan.cost import checkpoint_bytes, money, run_times, speed_here
 from steps.training.plan.declared_run import DeclaredRun, declared_run, model_of
 from steps.training.plan.memory import GIB, MemoryFit
-from training.config import TrainConfig
 from training.config.batch_schedule import rows_read
 from training.config.train import INSTALL, TRACKERS
 from training.cost import step_time
 from training.cost.audit import CURES, Flaw
 from training.cost.resolved_run import ResolvedRun, lint, resolve_run
 from training.cost.step_time import Forecast, forecast
+
+ELSEWHERE = "steps.tuning.compare:compare"  # by name: it draws pages, and is above this folder
 
 
 def training_facts(node: Node, results: Results) -> Facts:
@@ -243,9 +244,7 @@ def _program(resolved: ResolvedRun, data: dict[str, Any]) -> list[str]:
 def _whole_run(
     run: DeclaredRun, resolved: ResolvedRun, step: Forecast, chip: Chip, data: dict[str, Any]
 ) -> list[str]:
-    share, train = _mean_seconds(run, resolved, chip) / step.seconds, resolved.largest.train
-    ends = tuple(run_time(run, train, step, share * seconds) for seconds in step.range)
-    fast, slow = ends
+    train, (fast, _, slow) = resolved.largest.train, run_times(run, resolved, step, chip)
     data["run"] = {"fast": dataclasses.asdict(fast), "slow": dataclasses.asdict(slow)}
     extra = f"start {slow.start:.0f} s, checkpoints {slow.checkpoints:.0f} s, evaluations "
     extra += f"{slow.evaluations:.0f} s, expected loss to preemption {slow.preemptions:.0f} s"
@@ -256,18 +255,6 @@ def _whole_run(
         f"{run.hardware.chips} {chip.name}: at the slow end {extra}",
         *(f"cost        {line}" for line in money(run, chip, (fast, slow))),
     ]
-
-
-def _mean_seconds(run: DeclaredRun, resolved: ResolvedRun, chip: Chip) -> float:
-    """Predicted seconds of a step, the mean over all steps that are left."""
-    seconds: dict[TrainConfig, float] = {}
-    total, count = 0.0, 0
-    for each in resolved.phases:
-        if each.train not in seconds:
-            seconds[each.train] = forecast(each, chip).seconds
-        steps = each.phase.end - max(each.phase.first, run.done)
-        total, count = total + steps * seconds[each.train], count + steps
-    return total / max(count, 1)
 
 
 def _examination(run: DeclaredRun) -> Callable[[Callable[[str], None]], Facts] | None:
