@@ -79,8 +79,7 @@ def recorded(node: Node) -> dict[str, Any]:
 def plan(context: Context) -> int:
     """Print what a run would do with each step, and why; of named steps every reason.
 
-    --html writes a page with the graph and the states of its steps in the store. With --on, the
-    step's hardware is compared instead.
+    --html writes a page with the graph and the states of its steps in the store. See --on, too.
     """
     if context.options.on:
         return _elsewhere(context)

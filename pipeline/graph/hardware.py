@@ -52,9 +52,8 @@ class Hardware:
 
     @property
     def chips_per_process(self) -> int:
-        """Chips of a host, which have one or several devices each; as many as devices for CPUs."""
-        tpu = TPUS.get(self.generation)
-        return self.devices_per_process // (tpu.devices if tpu is not None else 1)
+        """Chips of a host; of CPU processes, their devices."""
+        return self.devices_per_process // getattr(TPUS.get(self.generation), "devices", 1)
 
     @property
     def chips(self) -> int:

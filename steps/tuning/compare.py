@@ -22,15 +22,13 @@ from steps.training.plan.declared_run import declared_run
 from steps.tuning.search import MODEL, NOTHING, ROUNDING, TRAINING, compile_fastest, fastest, search
 from steps.tuning.table import Table, row
 
-ALL = "all"
-SAME, CHEAPEST, FASTEST = "the same model and batch", "cheapest", "fastest"
+ALL, SAME = "all", "the same model and batch"
 MEANING = {
     NOTHING: "the same output",
     ROUNDING: "the same training, gradients summed in another order",
     TRAINING: "another batch: another training",
     MODEL: "another model, with as many weights in heads of another size",
 }
-_GPUS_OF_A_HOST = 8
 
 
 def compare(context: Context, node: Node, results: Results) -> int:
@@ -69,8 +67,8 @@ def _of_each(table: Table, pods: list[Hardware]) -> Table:
     rows = [row(run, fastest(run)) for run in runs]
     fitting = [each for each in rows if each.fits]
     priced = [each for each in fitting if each.cost is not None]
-    chosen = {CHEAPEST: min(priced, key=lambda each: each.cost or 0.0)} if priced else {}
-    chosen |= {FASTEST: min(fitting, key=lambda each: each.time)} if fitting else {}
+    chosen = {"cheapest": min(priced, key=lambda each: each.cost or 0.0)} if priced else {}
+    chosen |= {"fastest": min(fitting, key=lambda each: each.time)} if fitting else {}
     return dataclasses.replace(table, sections={SAME: rows}, chosen=chosen)
 
 
@@ -78,10 +76,8 @@ def _layouts(table: Table, hardware: Hardware, context: Context) -> Table:
     """The declared layout on one hardware, and the front of each kind of change to it."""
     compiles, show = context.options.compile, partial(say, error=True)
     if compiles and (hardware.kind != "tpu" or importlib.util.find_spec("libtpu") is None):
-        raise InputError(
-            f"plan --compile: expected a TPU slice in --on, found {hardware.name}; and libtpu, "
-            "which `make` installs"
-        )
+        found = f"found {hardware.name}; and libtpu, which `make` installs"
+        raise InputError(f"plan --compile: expected a TPU slice in --on, {found}")
     run = dataclasses.replace(table.run, hardware=hardware)
     found = search(run, batches=context.options.batches or (), uncertain=bool(compiles))
     found = compile_fastest(found, run, compiles, show)
@@ -101,8 +97,8 @@ def like(chip: Chip, hardware: Hardware) -> str:
     """
     wanted = max(1, hardware.chips)
     if not isinstance(chip, Tpu):
-        hosts = math.ceil(wanted / _GPUS_OF_A_HOST)
-        return f"{hosts}x{_GPUS_OF_A_HOST}x{chip.name}" if hosts > 1 else f"{wanted}x{chip.name}"
+        hosts = math.ceil(wanted / 8)
+        return f"{hosts}x8x{chip.name}" if hosts > 1 else f"{wanted}x{chip.name}"
     sizes = {size: name for name, size in chip.names.items()}
     slices = max(hardware.slices, math.ceil(wanted / max(sizes)))
     size = min(size for size in sizes if size * slices >= wanted)

@@ -15,7 +15,6 @@ from markupsafe import Markup
 
 from models.shape.config import TransformerConfig
 from pipeline import Hardware, InputError
-from pipeline.accelerators import Chip
 from pipeline.prices import Price, price_of
 from steps.pages import page
 from steps.pages.curves import COLOURS, Curve, chart
@@ -44,7 +43,6 @@ class Row:
     """
 
     hardware: Hardware
-    chip: Chip
     price: Price | None
     plan: Plan | None = None
     why: str = ""
@@ -70,15 +68,14 @@ class Row:
 
 def row(run: DeclaredRun, plan: Plan | None) -> Row:
     """The hours and dollars of a plan of the run on the run's hardware."""
-    chip = chip_of(run.hardware)
-    assert chip is not None
-    found = Row(hardware=run.hardware, chip=chip, price=price_of(chip.name), plan=plan)
+    price, chip = price_of(run.hardware.generation), chip_of(run.hardware)
+    found = Row(hardware=run.hardware, price=price, plan=plan)
     if plan is None:
         rows, devices = run.train.batch_size, run.hardware.devices
         why = f"{rows} sequences do not divide over {devices} devices"
         return dataclasses.replace(found, why=why)
     new = plan.fit.train
-    if not (plan.fits and run.steps) or new.batch_size != run.train.batch_size:
+    if not (plan.fits and run.steps and chip) or new.batch_size != run.train.batch_size:
         return found
     chosen = {name: getattr(new, name) for name in ("microbatches", "remat", "parallel")}
     whole, where = dataclasses.replace(run.whole, **chosen), devices_of(run.hardware)
@@ -87,7 +84,7 @@ def row(run: DeclaredRun, plan: Plan | None) -> Row:
     except InputError as error:  # of a smaller phase
         return dataclasses.replace(found, why=str(error))
     times = run_times(run, resolved, plan.step, chip)
-    dollars = bills(run.hardware, found.price, times)
+    dollars = bills(run.hardware, price, times)
     return dataclasses.replace(found, hours=[each.total / 3600 for each in times], dollars=dollars)
 
 
@@ -147,12 +144,11 @@ class Table:
 
     def notes(self) -> list[str]:
         """Where the prices are from, chips of one source together, and what they leave out."""
-        found: dict[str, list[str]] = {}
+        found: dict[str, dict[str, None]] = {}
         for each in itertools.chain(*self.sections.values()):
             price = each.price
             where = UNPRICED if price is None else f"{price.source}, {price.date}"
-            if each.chip.name not in found.setdefault(where, []):
-                found[where].append(each.chip.name)
+            found.setdefault(where, {})[each.hardware.generation] = None
         return [
             *(f"price of {', '.join(names)}: {where}" for where, names in found.items()),
             f"spot, in --json and --html, counts {PREEMPTIONS_A_DAY:g} preemptions a day; the "
@@ -208,7 +204,7 @@ class Table:
         """The same row as JSON; triples are low, middle and high."""
         plan, on = row.plan, row.hardware
         found: dict[str, Any] = {
-            **{"hardware": on.name, "chip": row.chip.name, "chips": on.chips},
+            **{"hardware": on.name, "chip": on.generation, "chips": on.chips},
             **{"devices": on.devices, "slices": on.slices, "fits": row.fits, "why": row.why},
             "chosen": self._chosen_as(row),
             "price": None if row.price is None else msgspec.structs.asdict(row.price),
