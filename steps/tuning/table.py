@@ -255,7 +255,7 @@ class Table:
             shown = [row for row in rows if row.fits and (row.cost or not alone)]
             y = [row.cost or 0.0 if alone else row.plan.bytes / GIB for row in shown if row.plan]
             name = title.partition(",")[0].partition(":")[0]
-            curves.append(Curve(name, [row.time for row in shown], y, colour, "points"))
+            curves += [Curve(name, [row.time for row in shown], y, colour, "points")] if y else []
         return chart(curves, y_label, "hours, predicted", from_zero="xy")
 
 
