@@ -1,5 +1,7 @@
 """The supported chips: one table for pods, memory, MFU and doctor. Peaks are dense bfloat16.
 
+JAX has one device for each chip, and for v7x one for each half: all figures are of a device.
+
 Sources: cloud.google.com/tpu/docs (each generation), "How to Scale Your Model" (jax-ml.github.io/
 scaling-book) for link bandwidths, NVIDIA's data sheets, and for usable memory the error of libtpu
 0.0.42.1 when a program does not fit.
@@ -15,7 +17,8 @@ _GIB = 2.0**30
 _FLAT = {1: "1x1", 4: "2x2", 8: "2x4", 16: "4x4", 32: "4x8", 64: "8x8", 128: "8x16", 256: "16x16"}
 _SMALL_CUBES = ["2x2x1", "2x2x2", "2x2x4", "2x4x4", "4x4x4", "4x4x8", "4x8x8", "8x8x8", "8x8x16"]
 _CUBES: dict[int, str] = {4 << doublings: name for doublings, name in enumerate(_SMALL_CUBES)}
-# Google's largest v4-4096 (8x16x16) is not in Ray's table of topologies.
+# Ray's table of topologies has neither Google's largest v4-4096 (8x16x16) nor all of v7x.
+_V7X_CUBES = _CUBES | {2048: "8x16x16"}
 _MORE_CUBES = {2048: "8x16x16", 4096: "16x16x16", 6144: "16x16x24"}
 _CHIPS_PER_HOST = 4
 # Generations with flat slices have machine types with 1, 4 and 8 chips.
@@ -24,16 +27,17 @@ _MOST_ON_ONE_HOST = 8
 
 @dataclass(frozen=True, kw_only=True)
 class Chip:
-    """One kind of chip."""
+    """One kind of chip, as its devices in JAX."""
 
     name: str  # as in `pod("v6e-16")` or `pod("8xh100")`
     device_kinds: tuple[str, ...]  # JAX's names of it (`device_kind`); for a GPU, prefixes of them
     peak: float  # dense bfloat16 FLOP/s
-    memory: float  # bytes on the chip
+    memory: float  # bytes
     bandwidth: float  # bytes per second of that memory
     link: float  # bytes per second, one way, of one link to another chip, or of all NVLinks
     links: int = 1  # to other chips in the same slice or host
     usable: float | None = None  # bytes for a program, by the TPU compiler; None if not measured
+    devices: int = 1  # of one chip
 
     @property
     def ray_type(self) -> str:
@@ -53,7 +57,12 @@ class Tpu(Chip):
 
     @property
     def ray_type(self) -> str:
-        return f"TPU-{self.google_name.upper()}"
+        return f"TPU-{self.ray_name.upper()}"
+
+    @property
+    def ray_name(self) -> str:
+        """Ray's spelling of Google's name: tpu7x is v7x."""
+        return self.google_name.replace("tpu", "v")
 
     def hosts(self, chips: int) -> int:
         whole = self.topologies is _FLAT and chips <= _MOST_ON_ONE_HOST
@@ -75,6 +84,7 @@ def _tpu(
     topologies: dict[int, str],
     google_name: str = "",
     chip_config: str = "default",
+    devices: int = 1,
 ) -> Tpu:
     cubes = topologies is not _FLAT
     return Tpu(
@@ -90,6 +100,7 @@ def _tpu(
         cores=2 if cubes else 1,
         topologies=topologies,
         chip_config=chip_config,
+        devices=devices,
     )
 
 
@@ -104,6 +115,11 @@ _TPUS = (
     # Google's 95 GiB is rounded: libtpu gives programs more.
     _tpu("v5p", ("TPU v5", "TPU v5p"), 459e12, 96, 95.74, 2765e9, 90e9, _CUBES | _MORE_CUBES),
     _tpu("v6e", ("TPU v6 lite", "TPU v6e"), 918e12, 32, 31.25, 1600e9, 90e9, _FLAT),
+    # The halves of a chip share its links, which are v5p's.
+    _tpu(
+        *("v7x", ("TPU7x",), 2307e12 / 2, 96, 94.74, 7380e9 / 2, 90e9 / 2, _V7X_CUBES, "tpu7x"),
+        devices=2,
+    ),
 )
 _GPUS = (
     _gpu("a100", "NVIDIA A100", 312e12, 80e9, 2039e9, 300e9),

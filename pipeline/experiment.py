@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from pipeline import cli
-from pipeline.cli import context, options
+from pipeline.cli import context, verbs
 from pipeline.errors import InputError
 from pipeline.graph.artifact import Artifact
 from pipeline.graph.declaration import Declaration, load_experiment, loading
@@ -43,7 +43,7 @@ class Experiment(Declaration[R]):
     def __init__(self, function: Callable[..., R], **presets: Mapping[str, Any]) -> None:
         super().__init__(function, **presets)
         for name in (*self.setting_names, *presets):
-            if f"--{name.replace('_', '-')}" in options.SPELLED:
+            if f"--{name.replace('_', '-')}" in verbs.SPELLED:
                 raise InputError(
                     f"{self.name}: {name!r} is a flag of the command line "
                     f"(--{name.replace('_', '-')}) and cannot be a setting or preset too; rename it"

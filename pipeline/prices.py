@@ -50,18 +50,24 @@ class Price(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         return f"{', '.join(amounts)} ({self.source}, {self.date})" if amounts else ""
 
 
+_CATALOG = "github.com/skypilot-org/skypilot-catalog 006059e"  # as read on the price's date
+_LAMBDA = "8 GPUs at Lambda, lambda.ai/instances"
 PRICES: Mapping[str, Price] = {
+    "v4": Price(on_demand=3.22, spot=0.9215, date="2026-11-27", source=f"us-central2, {_CATALOG}"),
+    "v5e": Price(on_demand=1.2, spot=0.24493, date="2026-11-27", source=f"us-central1, {_CATALOG}"),
+    "v5p": Price(on_demand=4.2, spot=0.8357, date="2026-11-27", source=f"us-central1, {_CATALOG}"),
     "v6e": Price(
         on_demand=2.70,
         spot=0.540137,
         date="2026-06-04",
         source="us-central1, price snapshot of github.com/tucan9389/nanochat-jax",
     ),
-    "h100": Price(
-        on_demand=2.95, date="2026-05-20", source="median of 37 providers, aimultiple.com/gpu-index"
-    ),
+    "a100": Price(on_demand=2.79, date="2026-09-20", source=_LAMBDA),
+    "h100": Price(on_demand=3.99, date="2026-09-20", source=_LAMBDA),
+    "h200": Price(on_demand=5.4, date="2026-10-24", source="Nebius, by renshuBTC/compute-screener"),
+    "b200": Price(on_demand=6.69, date="2026-09-20", source=_LAMBDA),
 }
-"""By chip of `pipeline.accelerators`; no dated price was found for a chip without an entry."""
+"""By chip of `pipeline.accelerators`; a chip without an entry has no public price (v7x)."""
 
 
 def price_of(chip: str) -> Price | None:

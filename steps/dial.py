@@ -128,7 +128,7 @@ def _dollars(recipe: Recipe, on: Hardware) -> float:
         return 0.0
     if (dollars := priced(recipe, on, check=False).dollars) is None:
         raise InputError(
-            f"recipe: dollars: no dated price of {on.generation}; give one in a file that "
+            f"recipe: dollars: no public price of {on.generation}; give one in a file that "
             "PONENTE_PRICES names"
         )
     return dollars
@@ -185,7 +185,7 @@ def priced(recipe: Recipe, on: Hardware, check: bool = True) -> DialledRecipe:
     step, price = forecast(found.run, chip), price_of(chip.name)
     seconds = (step.range[0], step.seconds, step.range[1])
     fast, hours, slow = (run_time(run, found.train, step, each).total / 3600 for each in seconds)
-    rate = None if price is None or price.on_demand is None else price.on_demand * on.devices
+    rate = None if price is None or price.on_demand is None else price.on_demand * on.chips
     low, bits, high = NANOCHAT.loss(recipe.flops)
     marin = f"Marin's ladder has {MARIN.loss(recipe.flops)[1]:.3f} bits a byte of {MARIN.data}"
     sources = {

@@ -192,7 +192,7 @@ def describe(slice_name: str) -> list[jax.Device]:
     bounds = {"chips_per_host_bounds": [*sides, 1, 1][:3]} if one_host else {}
     described = topologies.get_topology_desc(
         platform="tpu",
-        topology_name=f"{tpu.name}:{topology}",
+        topology_name=f"{tpu.name.replace('v7', 'tpu7')}:{topology}",
         chip_config_name=tpu.chip_config,
         num_slices=found.count,
         **bounds,

@@ -42,8 +42,19 @@ def check_fields(config: object) -> None:
 
     An int is a float, and a list a tuple. The values stay as they are.
     """
-    for name, hint in _hints(type(config)).items():
-        check_value(f"{type(config).__name__}.{name}", getattr(config, name), hint)
+    owner = type(config)
+    for name, hint in _hints(owner).items():
+        value = getattr(config, name)
+        if type(value) in (int, float, bool, str, type(None)):
+            _check_once(owner, name, value)
+        else:
+            check_value(f"{owner.__name__}.{name}", value, hint)
+
+
+@functools.lru_cache(4096, typed=True)  # 1 is not True here
+def _check_once(owner: type, name: str, value: object) -> None:
+    """The check of a field, whose value planning sees thousands of times."""
+    check_value(f"{owner.__name__}.{name}", value, _hints(owner)[name])
 
 
 def check_value(name: str, value: object, hint: Any) -> None:

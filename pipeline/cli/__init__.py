@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn, TypeVar
 
-from pipeline.cli import options
+from pipeline.cli import options, verbs
 from pipeline.cli.context import file_among, of_command, say
 from pipeline.cli.streams import survive_closed_streams
 from pipeline.errors import Cancelled, PonenteError, UsageError
@@ -90,7 +90,7 @@ def _command(
         return _complete(rest, {name: about[0] for name, about in more.items()})
     options.check_verb(verb, (*more, _COMPLETION))
     refuse_secrets(rest)
-    if verb in options.FREE:
+    if verb in verbs.FREE:
         return _run_verb(verb, rest, None, clock, f"ponente {verb}")
     if not (files := file_among(rest)):
         if {"-h", "--help"} & set(rest):
@@ -112,13 +112,13 @@ def _join(arguments: list[str]) -> int:
 
 def _usage(more: Mapping[str, tuple[str, Any]], *, error: bool) -> None:
     say("usage: ponente VERB EXPERIMENT.py[:NAME] [STEP ...] [flags]", error=error)
-    for name, about in options.VERBS.items():
+    for name, about in verbs.VERBS.items():
         say(f"  {name:<11}{about.help}", error=error)
     for name, (help, _) in more.items():
         say(f"  {name:<11}{help}", error=error)
     say(f"  {_COMPLETION:<11}print completions for bash, zsh or tcsh", error=error)
     say("ponente VERB --help lists the flags of a verb; --version", error=error)
-    say(options.EXIT_CODES, error=error)
+    say(verbs.EXIT_CODES, error=error)
 
 
 def _complete(shells: list[str], more: dict[str, str]) -> int:
@@ -135,7 +135,7 @@ def _run_verb(
     verb: str, arguments: list[str], experiment: Declaration[Any] | None, clock: float, program: str
 ) -> int:
     refuse_secrets(arguments)
-    experiment = None if verb in options.FREE else experiment
+    experiment = None if verb in verbs.FREE else experiment
     parsed = options.parse(verb, arguments, experiment, program)
     # Only the modules that this verb needs are imported.
     module = importlib.import_module(f"pipeline.cli.{_MODULES[verb]}")

@@ -102,7 +102,7 @@ def of_call(
     refuse_secrets(f"--{name.replace('_', '-')}={value}" for name, value in settings.items())
     options = flags.defaults(verb)
     options.preset = preset
-    own = {n: flags.of_python(n, v) for n, v in settings.items() if n in vars(options)}
+    own = {n: flags.of_python(verb, n, v) for n, v in settings.items() if n in vars(options)}
     vars(options).update(own)
     resolved = experiment.settings(preset, **{k: v for k, v in settings.items() if k not in own})
     words = [repr(preset)] if preset else []
@@ -133,15 +133,18 @@ def file_among(words: Iterable[str]) -> list[str]:
 
 def step_command(context: Context, step: str) -> str:
     """The command line of `plan` for one step, with the same settings and store."""
-    o, default = context.options, flags.defaults("plan")
     typed = [*context.command, "plan", "FILE"]  # a call in Python has neither
     at = typed.index("plan")
+    return shlex.join([*typed[: at + 1], *file_among(typed[at:]), step, *given(context)])
+
+
+def given(context: Context) -> list[str]:
+    """The flags that name the same settings and store."""
+    o, default = context.options, flags.defaults("plan")
     more = [] if o.preset is None else ["--preset", o.preset]
     more += [] if o.prefix == default.prefix else ["--prefix", o.prefix]
     more += [] if o.shared == default.shared else ["--shared", ",".join(o.shared)]
-    return shlex.join(
-        [*typed[: at + 1], *file_among(typed[at:]), step, *more, *getattr(o, "overrides", ())]
-    )
+    return [*more, *getattr(o, "overrides", ())]
 
 
 def say(text: str = "", *, error: bool = False) -> None:

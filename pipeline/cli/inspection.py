@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import shlex
 import time
@@ -11,7 +12,7 @@ from typing import Any
 import msgspec
 
 from pipeline.cli.context import Context, say, step_command
-from pipeline.errors import InputError
+from pipeline.errors import InputError, UsageError
 from pipeline.execute.run_record import STATES, RunRecord, StepRecord
 from pipeline.execute.spending import Spending, hardware_name
 from pipeline.graph.facts import Facts, Published
@@ -81,8 +82,12 @@ def recorded(node: Node) -> dict[str, Any]:
 def plan(context: Context) -> int:
     """Print what a run would do with each step, and why; of named steps every reason.
 
-    --html writes a page with the graph and the states of its steps in the store.
+    --html writes a page with the graph and the states of its steps in the store. See --on, too.
     """
+    if context.options.on:
+        return _elsewhere(context)
+    if context.options.batches or context.options.compile:
+        raise UsageError("plan: --batches and --compile need --on")
     found = entries(context)
     labels = unique_labels([entry.node for entry in found])
     named = {node.key for node in context.steps()} if context.words else set()
@@ -125,6 +130,18 @@ def plan(context: Context) -> int:
     if context.options.strict and any(entry.warnings for entry in found):
         raise InputError("--strict: outputs were built by other code; see the warnings")
     return 0
+
+
+def _elsewhere(context: Context) -> int:
+    """`plan --on`: the comparison of the first of the named steps that has one."""
+    able = [node for node in context.steps() if node.step.elsewhere]
+    if not able:
+        steps = ", ".join(node.label for node in context.steps())
+        raise InputError(f"plan --on: expected a step that trains, found {steps}")
+    module, _, name = able[0].step.elsewhere.partition(":")
+    there = {e.node.key: e.found for e in entries(context) if e.found is not None}
+    outputs = Published(there, context.store.prefix)
+    return getattr(importlib.import_module(module), name)(context, able[0], outputs)
 
 
 def say_facts(stated: Mapping[str, Facts], labels: Mapping[str, str]) -> None:

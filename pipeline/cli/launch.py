@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from pipeline.cli import options
+from pipeline.cli import options, verbs
 from pipeline.cli.context import Context, file_among, say
 from pipeline.errors import InputError, StoreUnavailable, UsageError
 from pipeline.graph.declaration import FULL
@@ -130,7 +130,7 @@ def _flags(context: Context) -> list[str]:
     if context.preset != FULL:
         words = ["--preset", context.preset, *words]
     defaults = options.defaults("launch")
-    for name in options.LAUNCHED:
+    for name in verbs.LAUNCHED:
         value = getattr(context.options, name)
         # A switch may be set by this machine's environment, which the hosts do not have.
         if value is True or value != getattr(defaults, name):
@@ -241,9 +241,9 @@ def _parser() -> argparse.ArgumentParser:
     roles = "head: outside the slice; auto: a host, and also the head if HEAD is this machine"
     add("--role", None, roles, "auto", choices=("auto", "head", "host"))
     wait = "how long to wait for the head, or as the head for hosts while others are there (20m)"
-    add("--wait", "TIME", wait, 1200.0, type=options.seconds)
+    add("--wait", "TIME", wait, 1200.0, type=verbs.seconds)
     queue = "how long to wait as the head for the first host, as for chips; else as --wait"
-    add("--queue", "TIME", queue, None, type=options.seconds)
+    add("--queue", "TIME", queue, None, type=verbs.seconds)
     shared = "object that only these hosts can read; the first writes the cluster's secret to it"
     add("--shared", "URL", shared)
     parser.add_argument("--imitate", action="store_true", help="imitate the chips on CPUs")

@@ -26,7 +26,7 @@ def dollars_an_hour(hardware: str, *, spot: bool) -> float | None:
     place = place_of(hardware)
     price = price_of(place.generation) if place is not None and place.generation else None
     rate = None if price is None else price.spot if spot else price.on_demand
-    return None if place is None or rate is None else rate * place.devices
+    return None if place is None or rate is None else rate * place.chips
 
 
 def place_of(hardware: str) -> Hardware | None:

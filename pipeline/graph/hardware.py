@@ -23,7 +23,7 @@ class Hardware:
         name: as it was passed to `pod`.
         kind: "local" (one process, every accelerator of this machine), "cpu", "gpu" or "tpu".
         processes: one per host.
-        devices_per_process: chips per host, or virtual devices per CPU process; 0 if local.
+        devices_per_process: those of a host's chips, or virtual ones of a CPU process; 0 if local.
         generation: name of the chip in `accelerators`, such as "v6e"; empty for "local" and "cpu".
         topology: ICI topology of one TPU slice, such as "4x4"; empty for other hardware.
         slices: TPU slices, among which the processes are divided equally.
@@ -50,6 +50,16 @@ class Hardware:
         """In the whole gang; 0 for "local", where only JAX can count them."""
         return self.processes * self.devices_per_process
 
+    @property
+    def chips_per_process(self) -> int:
+        """Chips of a host; of CPU processes, their devices."""
+        return self.devices_per_process // getattr(TPUS.get(self.generation), "devices", 1)
+
+    @property
+    def chips(self) -> int:
+        """In the whole gang, as they are paid for; 0 for "local"."""
+        return self.processes * self.chips_per_process
+
 
 def local() -> Hardware:
     return Hardware(name="local", kind="local", processes=1, devices_per_process=0)
@@ -58,9 +68,10 @@ def local() -> Hardware:
 def pod(name: str) -> Hardware:
     """Hardware by name.
 
-    "local", a TPU slice by Google's name ("v6e-16", "v5p-8": the number counts chips, or for v4 and
-    v5p cores, two per chip), several slices joined by the data-centre network ("2xv6e-16"), GPUs of
-    one or of several hosts ("8xh100", "2x8xh100"), or "cpu-<processes>x<devices per process>".
+    "local", a TPU slice by Google's name ("v6e-16", "v5p-8": the number counts chips, or for v4,
+    v5p and v7x cores, two per chip), several slices joined by the data-centre network
+    ("2xv6e-16"), GPUs of one or of several hosts ("8xh100", "2x8xh100"), or "cpu-<processes>x
+    <devices per process>".
     """
     make = partial(Hardware, name=name)
     if name == "local":
@@ -76,7 +87,7 @@ def pod(name: str) -> Hardware:
         return make(
             kind="tpu",
             processes=found.count * hosts,
-            devices_per_process=found.chips // hosts,
+            devices_per_process=found.chips // hosts * found.tpu.devices,
             generation=found.tpu.name,
             topology=found.tpu.topologies[found.chips],
             slices=found.count,

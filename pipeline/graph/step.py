@@ -144,6 +144,8 @@ class StepSpec(Generic[P, A]):
         check: raises `InputError` for arguments of a call, by name, that cannot work with any
             content of the inputs.
         facts: returns facts about a node before it runs, see `pipeline.graph.facts`.
+        elsewhere: "module:function" of `plan --on`, imported for that alone: called with the
+            command's `Context`, the node and `Results`; prints, and returns the exit status.
         environment: environment variables that it reads: the driver's values reach its workers and
             gangs on other hosts, and are recorded, except those named like a secret (HF_TOKEN).
         then: given a node, the one that its call stands for: another step, for what a runtime
@@ -159,6 +161,7 @@ class StepSpec(Generic[P, A]):
     advise: Callable[[Mapping[str, Any]], list[str]] | None = None
     check: Callable[[Mapping[str, Any]], None] | None = None
     facts: Callable[[Node, Results], Facts] | None = None
+    elsewhere: str = ""
     environment: tuple[str, ...] = ()
     then: Callable[[Node], Any] | None = None
 

@@ -1,9 +1,9 @@
 """Plain gcloud commands: a managed instance group of Compute Engine, or a queued resource.
 
 The Cloud TPU API, and with it queued resources, is no longer developed; v4 and v5e exist only
-there. A managed group with a workload policy is a slice of v5p or v6e. In both, a small VM outside
-the slice is the head, so that the driver survives the loss of the slice. Making it is the last
-command of `launch`, and the only one that costs money.
+there, and v7x in groups alone. A managed group with a workload policy is a slice of v5p, v6e or
+v7x. In both, a small VM outside the slice is the head, so that the driver survives the loss of the
+slice. Making it is the last command of `launch`, and the only one that costs money.
 
 The head requests the chips itself, under a trap that deletes them: they do not exist before the
 trap does, and are deleted until a listing confirms it, whatever fails. It is the last to delete
@@ -33,6 +33,7 @@ from pipeline.launch.job import (
     joined,
     machine_type,
     need_one_slice,
+    runtime,
 )
 
 # Flex-start is of the alpha commands, and ends by itself after 7 days at most
@@ -117,7 +118,7 @@ class Chips:
 
 
 def group(job: Job) -> Provisioning:
-    """A managed instance group with a workload policy; one slice of v5p or v6e."""
+    """A managed instance group with a workload policy; one slice of v5p, v6e or v7x."""
     need_one_slice(job.hardware, "gcloud")
     hardware, name, zone, region = job.hardware, job.name, job.need_zone(), job.region
     if not _names(job, "gcloud").grouped:
@@ -164,12 +165,13 @@ def queued(job: Job) -> Provisioning:
     nodes = f"--node-id={name}"
     if hardware.slices > 1:
         nodes = f"--node-prefix={name} --node-count={hardware.slices}"
-    runtime = _names(job, "queued").runtime
+    _names(job, "queued")
+    version = runtime(hardware, "queued")
     queue = "gcloud compute tpus queued-resources"
     alpha = queue.replace("gcloud", "gcloud alpha") if job.capacity == "flex-start" else queue
     chips = Chips(
         create=f"{alpha} create {name} {nodes} --zone={zone}"
-        f" --accelerator-type={accelerator_type(hardware)} --runtime-version={runtime}"
+        f" --accelerator-type={accelerator_type(hardware)} --runtime-version={version}"
         f" --metadata-from-file=startup-script={FOLDER}/{name}.host.sh"
         f"{' --spot' if job.spot else _CAPACITY[job.capacity]}",
         exist=f"{queue} describe {name} --zone={zone}"

@@ -73,16 +73,21 @@ class Host:
         }
 
     @property
+    def ray_type(self) -> str:
+        """Ray's name of one slice."""
+        return f"{TPUS[self.hardware.generation].ray_name}-{self.hardware.name.partition('-')[2]}"
+
+    @property
     def resources(self) -> dict[str, float]:
         """Ray's resources of this host; the "-head" one of its first host reserves a slice."""
         if self.hardware.kind == "gpu":
             return {f"accelerator_type:{GPUS[self.hardware.generation].ray_type}": 1}
         found = {
-            "TPU": float(self.hardware.devices_per_process),
+            "TPU": float(self.hardware.chips_per_process),
             self.slice_name: 1.0,
             f"accelerator_type:{TPUS[self.hardware.generation].ray_type}": 1.0,
         }
-        head = f"TPU-{accelerator_type(self.hardware)}-head"
+        head = f"TPU-{self.ray_type}-head"
         return found | ({head: 1.0} if self.worker == 0 else {})
 
     @property
@@ -95,7 +100,7 @@ class Host:
             "ray.io/tpu-slice-name": self.slice_name,
             "ray.io/tpu-worker-id": str(self.worker),
             "ray.io/tpu-topology": self.hardware.topology,
-            "ray.io/tpu-pod-type": accelerator_type(self.hardware),
+            "ray.io/tpu-pod-type": self.ray_type,
             "ray.io/accelerator-type": TPUS[self.hardware.generation].ray_type,
         }
 
@@ -127,7 +132,7 @@ def find(hardware: str, worker: str, name: str, slice_id: str = "") -> Host:
                 "metadata; give --hardware"
             )
         times = f"{facts['slices']}x" if facts["slices"] not in ("", "1") else ""
-        hardware = times + facts["type"].replace("v5litepod", "v5e")
+        hardware = times + facts["type"].replace("v5litepod", "v5e").replace("tpu", "v")
     wanted = pod(hardware)
     number = _number("worker id", facts, wanted.hosts_per_slice, wanted)
     of_slice = _number("slice id", facts, wanted.slices, wanted)
@@ -180,7 +185,7 @@ def check_chips(host: Host, devices: str = "/dev", seconds: float = 60.0) -> Non
     Raises `InputError` if not within `seconds` of a boot, or of an earlier run's end.
     """
     patterns, deadline = _DEVICES[host.hardware.kind], time.monotonic() + seconds
-    wanted = host.hardware.devices_per_process
+    wanted = host.hardware.chips_per_process
     while (seen := max(len(glob.glob(f"{devices}/{each}")) for each in patterns)) != wanted:
         if time.monotonic() >= deadline:
             raise InputError(

@@ -1,6 +1,6 @@
 """The job to launch (an experiment's command and its hardware), and what a back end makes of it.
 
-Google's names are from cloud.google.com/tpu/docs (runtimes, v4, v5e, v5p, v6e) and GKE's "Plan
+Google's names are from cloud.google.com/tpu/docs (runtimes and each generation) and GKE's "Plan
 TPUs".
 """
 
@@ -92,7 +92,7 @@ class Job:
         shape += " a slice" if hardware.slices > 1 else ""
         return (
             f"# ponente {importlib.metadata.version('ponente')} for {hardware.name}: "
-            f"{hardware.processes} hosts of {hardware.devices_per_process} chips{shape}. "
+            f"{hardware.processes} hosts of {hardware.chips_per_process} chips{shape}. "
             "Launch again instead of editing this file.\n"
         )
 
@@ -157,7 +157,7 @@ class Google:
     """Names for one TPU generation."""
 
     machine: str  # machine type of a VM; `{}` stands for its number of chips
-    runtime: str  # software version of the Cloud TPU API
+    runtime: str  # software version of the Cloud TPU API; empty where that does not have it
     gke: str  # value of the node label cloud.google.com/gke-tpu-accelerator
     grouped: bool  # whether Compute Engine has it in managed instance groups
 
@@ -167,16 +167,25 @@ GOOGLE = {
     "v5e": Google("ct5lp-hightpu-{}t", "v2-alpha-tpuv5-lite", "tpu-v5-lite-podslice", False),
     "v5p": Google("ct5p-hightpu-{}t", "v2-alpha-tpuv5", "tpu-v5p-slice", True),
     "v6e": Google("ct6e-standard-{}t", "v2-alpha-tpuv6e", "tpu-v6e-slice", True),
+    "v7x": Google("tpu7x-standard-{}t", "", "tpu7x", True),
 }
 
 
 def machine_type(hardware: Hardware) -> str:
-    return GOOGLE[hardware.generation].machine.format(hardware.devices_per_process)
+    return GOOGLE[hardware.generation].machine.format(hardware.chips_per_process)
 
 
 def accelerator_type(hardware: Hardware) -> str:
     """Google's name of one slice, such as v5litepod-8 for v5e-8."""
     return f"{TPUS[hardware.generation].google_name}-{hardware.name.partition('-')[2]}"
+
+
+def runtime(hardware: Hardware, tool: str) -> str:
+    """The software version of a slice that `tool` requests from the Cloud TPU API."""
+    if not (found := GOOGLE[hardware.generation].runtime):
+        kind = hardware.generation
+        raise InputError(f"--on {tool}: the Cloud TPU API has no {kind}; use --on gcloud, kuberay")
+    return found
 
 
 def need_one_slice(hardware: Hardware, tool: str) -> None:

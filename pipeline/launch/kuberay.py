@@ -83,7 +83,7 @@ def _node_pool(job: Job, name: str) -> str:
     if hardware.kind == "tpu":
         words.append(f"--machine-type={machine_type(hardware)} --tpu-topology={hardware.topology}")
     else:
-        count, kind = hardware.devices_per_process, _GKE_GPUS[hardware.generation]
+        count, kind = hardware.chips_per_process, _GKE_GPUS[hardware.generation]
         words.append('--machine-type="${MACHINE_TYPE:?set it to one with these GPUs}"')
         words.append(f"--accelerator=type={kind},count={count}")
     return " ".join([*words, *(["--spot"] if job.spot else [])])
@@ -126,7 +126,7 @@ def ray_job(job: Job) -> dict[str, Any]:
 
 
 def _host(job: Job) -> dict[str, Any]:
-    hardware, count = job.hardware, str(job.hardware.devices_per_process)
+    hardware, count = job.hardware, str(job.hardware.chips_per_process)
     container: dict[str, Any] = {"name": "ray-worker", "image": job.image}
     if hardware.kind == "tpu":
         wants = {**_TPU_HOST, "google.com/tpu": count}

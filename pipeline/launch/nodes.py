@@ -104,7 +104,7 @@ def _command(head: tuple[str, int], host: Host | None, *, first: bool) -> list[s
         words += [f"--resources={json.dumps(host.resources)}"]
         words += [f"--labels={','.join(f'{k}={v}' for k, v in host.labels.items())}"]
         if host.hardware.kind == "gpu":
-            words += [f"--num-gpus={host.hardware.devices_per_process}"]
+            words += [f"--num-gpus={host.hardware.chips_per_process}"]
     return words
 
 

@@ -7,7 +7,6 @@ from typing import Any
 from pipeline.accelerators import GPUS
 from pipeline.launch.job import (
     FOLDER,
-    GOOGLE,
     LOST,
     SETUP,
     Job,
@@ -16,6 +15,7 @@ from pipeline.launch.job import (
     join,
     joined,
     need_one_slice,
+    runtime,
 )
 
 # The first address is the host that starts Ray: SkyPilot has no machine outside the slice.
@@ -48,13 +48,13 @@ def task(job: Job) -> dict[str, Any]:
         resources.setdefault("infra", "gcp")
         resources["accelerators"] = f"tpu-{accelerator_type(hardware)}"
         resources["accelerator_args"] = {
-            "runtime_version": GOOGLE[hardware.generation].runtime,
+            "runtime_version": runtime(hardware, "sky"),
             "gcp_queued_resource": True,
         }
         worker = []  # from the machine: SkyPilot's rank may differ from the slice's worker id
     else:
         kind = GPUS[hardware.generation].ray_type
-        resources["accelerators"] = f"{kind}:{hardware.devices_per_process}"
+        resources["accelerators"] = f"{kind}:{hardware.chips_per_process}"
         made["num_nodes"] = hardware.processes
         worker = ['--worker-id "$SKYPILOT_NODE_RANK"']
     resources["use_spot"] = job.spot

@@ -1,7 +1,7 @@
 """The `ponente` command: the engine's verbs, and the verbs of this step library.
 
-A verb of the library is imported when it is called. `tune` needs an experiment's file; `dial` needs
-nothing, the others outputs of the library's steps.
+A verb of the library is imported when it is called. `dial` needs nothing, the others outputs of the
+library's steps.
 """
 
 from __future__ import annotations
@@ -16,10 +16,6 @@ def command() -> None:
     """Entry point of `ponente`."""
     cli.command(
         {
-            "tune": (
-                "find faster or smaller settings of a step that trains",
-                partial(_until_interrupted, "steps.cli.tune"),
-            ),
             "dial": (
                 "choose a whole recipe by one number: size, tokens, dollars, loss; needs no file",
                 partial(_until_interrupted, "steps.cli.dial"),

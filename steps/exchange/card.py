@@ -112,7 +112,7 @@ def _training(model: Checkpoint, record: TrainingRun, ancestors: Sequence[Ancest
         ("FLOPs", f"{flops:.3g} (causal attention, without recomputation)"),
         ("hardware", model.trained_on),
         ("wall time", readable.duration(seconds)),
-        ("cost", price.of(used.devices * seconds / _HOUR) if price else ""),  # list prices
+        ("cost", price.of(used.chips * seconds / _HOUR) if price else ""),  # list prices
         ("searched for evaluation sets", decontaminated(ancestors)),  # DATA.md says what was found
         ("continues", model.input_paths.get("checkpoint", "").rpartition("/")[2]),
     ]

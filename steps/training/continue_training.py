@@ -25,7 +25,7 @@ from steps.training.plan.continued import (
     continued_optimizer,
     steps_of_checkpoint,
 )
-from steps.training.plan.facts import training_facts
+from steps.training.plan.facts import ELSEWHERE, training_facts
 from steps.training.train import advise, run_training
 from training.config import OptimizerConfig, TrainConfig
 from training.config.job import Start
@@ -70,6 +70,7 @@ def _facts(node: Node, results: Results) -> Facts:
     check=_check_extend,
     advise=advise,
     facts=_facts,
+    elsewhere=ELSEWHERE,
     environment=(*FLAGS, *TRACKING),
 )
 def extend(
@@ -143,6 +144,7 @@ def _check_warm_start(arguments: Mapping[str, Any]) -> None:
     check=_check_warm_start,
     advise=advise,
     facts=_facts,
+    elsewhere=ELSEWHERE,
     environment=(*FLAGS, *TRACKING),
 )
 def warm_start(

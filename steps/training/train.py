@@ -28,7 +28,7 @@ from steps.declared import check_training
 from steps.gang import FLAGS, TRACKING, joined
 from steps.scaling_law.forecast import forecast_row, score, sentence
 from steps.training.budget import check_budget, resolved, told_epochs
-from steps.training.plan.facts import training_facts
+from steps.training.plan.facts import ELSEWHERE, training_facts
 from training.config import OptimizerConfig, TrainConfig
 from training.config.batch_schedule import kept_for_good, rows_read
 from training.config.job import Listener, Prompts, Start, TrainJob
@@ -58,6 +58,7 @@ def advise(config: Mapping[str, Any]) -> list[str]:
     check=_check,
     advise=advise,
     facts=training_facts,
+    elsewhere=ELSEWHERE,
     environment=(*FLAGS, *TRACKING),
 )
 def train(

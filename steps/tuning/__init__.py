@@ -1,1 +1,1 @@
-"""`ponente tune`: search settings of a train step by formula, checked by the TPU compiler."""
+"""`plan --on`: a step that trains on other hardware, by formula; the compiler checks if asked."""

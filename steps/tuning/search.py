@@ -10,7 +10,7 @@ from typing import Any
 
 from models.shape.config import TransformerConfig
 from pipeline import Hardware, InputError
-from pipeline.accelerators import Chip
+from steps.platforms import chip_of
 from steps.training.plan.declared_run import DeclaredRun
 from steps.training.plan.memory import CERTAIN, MemoryFit, fit
 from training.config import TrainConfig
@@ -29,7 +29,6 @@ _MESHES = ((1, 1), (2, 1), (1, 2), (4, 1), (2, 2), (1, 4))
 """(sequence, tensor): devices that positions are split among, and devices for heads and MLP."""
 _TILE = 256
 """Positions per device are a multiple of this if they are split: two chunks of 128 lanes."""
-_SHOW_EVERY = 500
 _SAVING = 0.03
 _AT_ONCE = 2
 """Concurrent compilations; each takes a core for minutes and gigabytes of memory."""
@@ -124,11 +123,9 @@ class Search:
 
 def search(
     run: DeclaredRun,
-    chip: Chip,
     *,
     batches: Sequence[int] = (),
     uncertain: bool = False,
-    show: Callable[[str], None] = lambda _: None,
 ) -> Search:
     """Predict memory and time of all candidates by formula, and keep the fastest.
 
@@ -138,17 +135,37 @@ def search(
     tried, kept = 0, []
     for candidate in candidates(run, batches):
         tried += 1
-        if not tried % _SHOW_EVERY:
-            show(f"{tried:,} candidates, {len(kept):,} may fit")
-        plans = _recomputing(run, chip, candidate)
+        plans = _recomputing(run, candidate)
         kept += [plan for plan in plans if plan.bytes <= most * plan.fit.limit]
     own = Candidate(model=run.model, train=run.train, changes=NOTHING)
     return Search(
-        declared=_plan(run, chip, own, run.train.remat),
+        declared=_plan(run, own, run.train.remat),
         tried=tried,
         fitting=sum(plan.fit.fits for plan in kept),
         fronts={kind: front(p for p in kept if p.candidate.changes == kind) for kind in CHANGES},
     )
+
+
+def fastest(run: DeclaredRun) -> Plan | None:
+    """The fastest plan of the declared model and batch that fits by formula, else the smallest.
+
+    None if no layout divides. It is `search(...).best(ROUNDING)` in a tenth of the time: those that
+    are slower without recomputation than a plan that fits are not resolved.
+    """
+    same = itertools.takewhile(lambda c: c.changes in (NOTHING, ROUNDING), candidates(run))
+    least = [plan for each in same if (plan := _plan(run, each, "matmuls")) is not None]
+    best = smallest = None
+    for bound in sorted(least, key=lambda plan: plan.step.seconds):
+        if best is not None and bound.step.seconds >= best.step.seconds:
+            break
+        plan = bound if bound.fits else _plan(run, bound.candidate, "auto")
+        if plan is None:
+            continue
+        if plan.fits and (best is None or plan.step.seconds < best.step.seconds):
+            best = plan
+        if smallest is None or plan.bytes < smallest.bytes:
+            smallest = plan
+    return best or smallest
 
 
 def candidates(run: DeclaredRun, batches: Sequence[int] = ()) -> Iterator[Candidate]:
@@ -201,17 +218,17 @@ def _divides(model: TransformerConfig, train: TrainConfig, hardware: Hardware) -
     return not any(size % tensor for size in sizes)
 
 
-def _recomputing(run: DeclaredRun, chip: Chip, candidate: Candidate) -> Iterator[Plan]:
+def _recomputing(run: DeclaredRun, candidate: Candidate) -> Iterator[Plan]:
     """The candidate under several remat policies, from the least recomputation to the most."""
-    least = _plan(run, chip, candidate, "matmuls")  # keeps all matmuls
+    least = _plan(run, candidate, "matmuls")  # keeps all matmuls
     if least is not None:
         yield least
     for remat in ("attention", "full") if least and least.fits else ("auto", "full"):
-        if (plan := _plan(run, chip, candidate, remat)) is not None:
+        if (plan := _plan(run, candidate, remat)) is not None:
             yield plan
 
 
-def _plan(run: DeclaredRun, chip: Chip, candidate: Candidate, remat: str) -> Plan | None:
+def _plan(run: DeclaredRun, candidate: Candidate, remat: str) -> Plan | None:
     """The plan of a candidate under a remat policy; None if its sizes do not divide."""
     parallel = candidate.train.parallel
     if parallel.optimizer_memory == "auto" and remat != "auto":
@@ -221,6 +238,8 @@ def _plan(run: DeclaredRun, chip: Chip, candidate: Candidate, remat: str) -> Pla
         found = fit(candidate.model, run.optimizer, train, run.hardware)
     except InputError:
         return None
+    chip = chip_of(run.hardware)
+    assert chip is not None
     return Plan(candidate=candidate, fit=found, step=forecast(found.run, chip))
 
 

@@ -208,7 +208,7 @@ def _money(facts: Mapping[str, Any]) -> tuple[str, str, str]:
     ends = [facts["run"][end] for end in ("fast", "slow")]
     hours = [sum(each.values()) / 3600 for each in ends]
     if price is None:
-        return _span(*hours), "no dated price", ""
+        return _span(*hours), "no public price", ""
 
     def dollars(each: float | None) -> str:
         if each is None:

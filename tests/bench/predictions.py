@@ -26,7 +26,7 @@ from tests.bench.published_rows import Row, read
 from training.cost.step_time import RANGES, Rates, size_class, times
 from training.cost.step_work import Work, work
 
-CHIPS = ("v4", "v5e", "v5p", "v6e", "a100", "h100")
+CHIPS = ("v4", "v5e", "v5p", "v6e", "v7x", "a100", "h100")
 PRIOR = {
     # Name: (expected, relative standard deviation). Attention on TPUs from kernel timings on v6e
     # (openxla/tokamax, 0.5e12 scores a second); all others are wide.
@@ -207,7 +207,7 @@ def page() -> str:
     for title, values in column.items():
         groups += [(f"{title} {v}", np.array([x == v for x in values])) for v in _sorted(values)]
     table = [f"| {name} | {summary(errors[chosen])} |" for name, chosen in groups]
-    table += [*_classes(rows, predicted), *_pods(rows)]
+    table += [*_classes(rows, predicted), *_pods(rows), *_first(rows, published, predicted)]
     worst = _worst(published, predicted, errors)
     every = _rows(published, predicted, errors)
     return "\n".join([*head, *table, *worst, *every, *_left_out(left_out)])
@@ -284,6 +284,26 @@ def _pods(rows: Rows) -> list[str]:
             "fewer chips than from faster matmuls."
         ),
     ]
+
+
+FIRST = (0.008, 0.214, 0.044)  # by the rates of 2026-11-26, from 152 rows, none of v7x
+
+
+def _first(rows: Rows, published: list[Row], predicted: np.ndarray) -> list[str]:
+    fitted = rows.predict(fit(rows, rows.tuned)) / rows.measured - 1
+    own = [i for i, row in enumerate(published) if row.chip.name == "v7x"]
+    lines = [
+        *("", "## A new chip's first prediction", ""),
+        "v7x's rows were predicted before any entered the fit, by the rates of other chips.",
+        "",
+        "| row | length | first | after the fit | source left out |",
+        "|---|---|---|---|---|",
+    ]
+    for i, first in zip(own, FIRST, strict=True):
+        errors = (first, fitted[i], predicted[i] / rows.measured[i] - 1)
+        what = f"{published[i].label} | {published[i].job.sequence_length:,}"
+        lines.append(f"| {what} | {' | '.join(f'{error:+.1%}' for error in errors)} |")
+    return lines
 
 
 def _paragraph(text: str) -> list[str]:

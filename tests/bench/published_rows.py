@@ -23,7 +23,9 @@ QKV = "queries,keys,values"
 # By what the column `remat` starts with.
 REMAT = {
     "custom: layer input, qkv, out_proj": f"save:mlp_input;offload:block_input,{QKV}",
+    "custom: layer input, context, qkv": f"save:attention_residuals,{QKV}",
     "custom: layer input, qkv": f"offload:block_input,{QKV}",
+    "custom: layer input offloaded, keys": "save:keys,values;offload:block_input",
     "layer input offloaded": "offload:block_input",
     "qkv_proj_offloaded": f"offload:{QKV}",
     "qkv and": f"save:mlp_input;offload:{QKV}",
@@ -49,7 +51,7 @@ class Row:
         label: for a table.
         chip: the hardware.
         job: what was run.
-        measured: tokens a second and chip.
+        measured: tokens a second and device.
         tuned: whether somebody looked for the fastest settings.
         origin: file or thread.
         note: what the collector of the rows wrote.
@@ -77,7 +79,8 @@ def read() -> tuple[list[Row], list[tuple[str, str]]]:
 
 
 def _row(line: dict[str, str], label: str) -> Row | str:
-    chip = {**TPUS, **GPUS}.get(line["hardware"].lower().removesuffix("-80gb"))
+    name = line["hardware"].lower().removesuffix("-80gb").replace("tpu", "v")
+    chip = {**TPUS, **GPUS}.get(name)
     if chip is None:
         return f"{line['hardware']} is not in pipeline/accelerators.py"
     if re.search(r"fp8|float8", line["precision"]):
@@ -94,8 +97,8 @@ def _row(line: dict[str, str], label: str) -> Row | str:
         source=_source(line["source"]),
         label=label,
         chip=chip,
-        job=_job(line, model, length),
-        measured=speed,
+        job=_job(line, model, length, chip.devices),
+        measured=speed / chip.devices,
         tuned=not any(name in line["source"] for name in DEFAULTS),
         origin=line["source"],
         note=line["note"],
@@ -140,17 +143,18 @@ def _tokens_per_second(
     return None
 
 
-def _job(line: dict[str, str], model: TransformerConfig, length: int) -> StepShape:
-    chips, how = int(line["chips"]), line["sharding"]
+def _job(line: dict[str, str], model: TransformerConfig, length: int, devices: int) -> StepShape:
+    chips, how = int(line["chips"]) * devices, line["sharding"]
     tensor = int(found[1]) if (found := re.search(r"tensor (\d+)", how)) else 1
-    slices = max(1, chips // 256) if "v5p" not in line["hardware"] else 1
+    sequence = int(found[1]) if (found := re.search(r"context (\d+)", how)) else 1
+    slices = 1 if line["hardware"] in ("v5p", "tpu7x") else max(1, chips // 256)
     sharding = "fsdp" if re.search(r"fsdp|FULL_SHARD", how) else "replicated"
     if re.search(r"SHARD_GRAD|optimizer split", how):
         sharding = "zero1"
     if chips == 1:
         sharding = "replicated"
     named = re.fullmatch(r"data .*fsdp (\d+)", how)
-    whole = int(named[1]) if named else chips // slices // tensor
+    whole = int(named[1]) if named else chips // slices // tensor // sequence
     group = whole if sharding != "replicated" else 1
     if line["hardware"][:1] != "v":
         slices = 1
@@ -171,6 +175,7 @@ def _job(line: dict[str, str], model: TransformerConfig, length: int) -> StepSha
         chips=chips,
         group=group,
         sharding=sharding,
+        sequence=sequence,
         tensor=tensor,
         slices=slices,
         microbatches=microbatches,

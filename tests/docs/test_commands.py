@@ -12,17 +12,17 @@ from typing import Any
 
 import pytest
 
-from pipeline.cli import launch, options
+from pipeline.cli import launch, options, verbs
 from pipeline.errors import PonenteError
 from pipeline.graph.declaration import Declaration, load_experiment
 from pipeline.identity.secret_text import refuse_secrets
 from pipeline.launch import TARGETS
 from pipeline.store import storage
-from steps.cli import dashboard, dial, export, generate, tune
+from steps.cli import dashboard, dial, export, generate
 from tests.docs.pages import ROOT, Block, blocks, inline_code, pages
 
 SHELL = ("sh", "bash", "")
-LIBRARY = ("generate", "export", "compare", "tune", "dial", "dashboard")
+LIBRARY = ("generate", "export", "compare", "dial", "dashboard")
 PLACEHOLDER = "FILE"
 REAL_OVERRIDE = options.override
 
@@ -74,7 +74,7 @@ def check(command: str) -> None:
         _module(words[1], words[2:])
     elif first == "python":
         given = words[1:]
-        verb = given[0] if given and given[0] in options.VERBS else "run"
+        verb = given[0] if given and given[0] in verbs.VERBS else "run"
         _verb(verb, experiment(words[0]), given[1:] if given[:1] == [verb] else given)
     else:
         _ponente(words)
@@ -93,7 +93,7 @@ def _ponente(words: list[str]) -> None:
     verb, *rest = words
     if verb in ("completion", "--version", "VERB"):
         return
-    if verb not in ("join", *LIBRARY, *options.VERBS):
+    if verb not in ("join", *LIBRARY, *verbs.VERBS):
         raise AssertionError(f"no verb {verb}")
     if "--help" in rest or not rest:
         return
@@ -103,11 +103,7 @@ def _ponente(words: list[str]) -> None:
         if after := rest[end + 1 :]:
             check(shlex.join(after).replace(".venv/bin/", ""))
         return
-    if verb == "tune":
-        _, others = tune._parser().parse_known_args(rest)
-        file = next(word for word in others if word.endswith(".py") or word == PLACEHOLDER)
-        _verb("plan", experiment(file), [word for word in others if word != file])
-    elif verb == "compare":
+    if verb == "compare":
         assert {w for w in rest if w.startswith("-")} <= {"--output", "--forecasts"}
     elif verb in LIBRARY:
         parsers = {"generate": generate, "export": export, "dial": dial, "dashboard": dashboard}
@@ -119,7 +115,7 @@ def _ponente(words: list[str]) -> None:
 
 def _verb(verb: str, of: Declaration[Any] | None, arguments: list[str]) -> None:
     arguments = [word for word in arguments if word not in ("--help-settings", "...")]
-    flags, *_ = options.parse(verb, arguments, None if verb in options.FREE else of, verb)
+    flags, *_ = options.parse(verb, arguments, None if verb in verbs.FREE else of, verb)
     if verb == "launch" and flags.on in TARGETS:
         assert not storage.is_local(flags.prefix), "launch: every host must reach the store"
         assert flags.zone or flags.zones or flags.on == "sky", "launch: give --zone"

@@ -21,12 +21,15 @@ def test_every_slice_is_one_that_ray_knows(tpu, name):
     """Its topology exists, with as many chips on a host, and its name is Google's."""
     asked = pod(name)
     assert (asked.kind, asked.generation) == ("tpu", tpu.name)
-    assert asked.topology in rays.VALID_TPU_TOPOLOGY[tpu.google_name]
-    assert asked.devices == math.prod(int(side) for side in asked.topology.split("x"))
-    assert asked.devices_per_process == rays.get_chips_per_host(asked.topology, tpu.google_name)
-    assert asked.devices == asked.processes * asked.devices_per_process
-    called = rays.infer_tpu_pod_type_from_topology(asked.topology, tpu.google_name)
-    assert called == name.replace(tpu.name, tpu.google_name)
+    ray_name = rays.normalize_tpu_accelerator_type(tpu.google_name)
+    assert ray_name == tpu.ray_name
+    assert asked.topology in rays.VALID_TPU_TOPOLOGY[ray_name]
+    assert asked.chips == math.prod(int(side) for side in asked.topology.split("x"))
+    assert asked.chips_per_process == rays.get_chips_per_host(asked.topology, ray_name)
+    assert asked.chips == asked.processes * asked.chips_per_process
+    assert asked.devices == asked.chips * tpu.devices
+    called = rays.infer_tpu_pod_type_from_topology(asked.topology, ray_name)
+    assert called == name.replace(tpu.name, ray_name)
 
 
 def test_several_slices_are_as_many_times_one():
@@ -43,7 +46,7 @@ def test_several_slices_are_as_many_times_one():
 def test_chips_have_the_names_that_ray_gives_them():
     """A GPU's is what Ray makes of the name that the driver reports."""
     for tpu in TPUS.values():
-        assert tpu.ray_type == getattr(rays_types, f"GOOGLE_TPU_{tpu.google_name.upper()}")
+        assert tpu.ray_type == getattr(rays_types, f"GOOGLE_TPU_{tpu.ray_name.upper()}")
     reported = ("NVIDIA A100-SXM4-80GB", "NVIDIA H100 80GB HBM3", "NVIDIA H200", "NVIDIA B200")
     for name, gpu in zip(reported, GPUS.values(), strict=True):
         assert chip_of(name) is gpu
@@ -63,7 +66,7 @@ print(json.dumps({name: [len(found), found[-1].process_index + 1, found[0].devic
 @pytest.mark.slow
 @needs_libtpu
 def test_every_slice_is_one_that_the_tpu_compiler_knows():
-    """One device a chip, v4's two cores included; as many hosts; the table's name of the chip."""
+    """One device a chip, v4's two cores included, two of v7x; as many hosts; the chip's name."""
     found = printed("-c", DESCRIBE)[-1]
     for tpu, name in SLICES:
         devices, hosts, kind = found[name]
@@ -72,9 +75,18 @@ def test_every_slice_is_one_that_the_tpu_compiler_knows():
 
 
 def test_the_number_of_a_slice_counts_cores_where_google_counts_them():
-    """v5p-8 is four chips on one host; v6e-8 is eight on one, v6e-16 sixteen on four."""
-    found = {n: (pod(n).devices, pod(n).processes) for n in ("v4-16", "v5p-8", "v6e-8", "v5e-16")}
-    assert found == {"v4-16": (8, 2), "v5p-8": (4, 1), "v6e-8": (8, 1), "v5e-16": (16, 4)}
+    """v5p-8 is four chips on one host; v6e-8 is eight on one, v6e-16 sixteen on four.
+
+    v7x-8 is four chips on one host, with eight devices.
+    """
+    names = ("v4-16", "v5p-8", "v6e-8", "v5e-16", "v7x-8")
+    found = {n: (pod(n).devices, pod(n).processes) for n in names}
+    assert found == {
+        **{"v4-16": (8, 2), "v5p-8": (4, 1), "v6e-8": (8, 1), "v5e-16": (16, 4), "v7x-8": (8, 1)}
+    }
+    several = pod("2xv7x-16")
+    assert (several.chips, several.devices, several.processes) == (16, 32, 4)
+    assert (several.chips_per_process, several.devices_per_process) == (4, 8)
 
 
 def test_gpus_of_one_host_and_of_several():
@@ -88,7 +100,10 @@ def test_the_largest_slice_of_each_generation_has_a_name():
     largest = {tpu.name: max(tpu.topologies.items()) for tpu in TPUS.values()}
     flat = (256, "16x16")
     cube = (6144, "16x16x24")
-    assert largest == {"v4": (1024, "8x8x16"), "v5e": flat, "v5p": cube, "v6e": flat}
+    v7x = (2048, "8x16x16")
+    assert largest == {
+        **{"v4": (1024, "8x8x16"), "v5e": flat, "v5p": cube, "v6e": flat, "v7x": v7x}
+    }
     assert (pod("v5p-12288").processes, pod("v5p-4096").topology) == (1536, "8x16x16")
 
 
@@ -117,6 +132,7 @@ def test_peaks():
     assert peak_flops("TPU v5") == peak_flops("TPU v5p") == 459e12
     assert peak_flops("NVIDIA H100 80GB HBM3") == peak_flops("NVIDIA H200") == 989.4e12
     assert (peak_flops("TPU v4"), peak_flops("NVIDIA B200")) == (275e12, 2250e12)
+    assert peak_flops("TPU7x") == 2307e12 / 2  # half a chip
     assert peak_flops("NVIDIA A100-SXM4-80GB") == 312e12
     assert peak_flops("NVIDIA H100 PCIe") == 756e12
     for unknown in ("cpu", "TPU v4 lite", "TPU v7", "NVIDIA A10", "NVIDIA H1000", "H100"):

@@ -15,7 +15,7 @@ spot = 1
 date = "2026-11-01"
 source = "europe-west4"
 
-[b200]
+[v7x]
 spot = 3.0
 date = "2026-11-02"
 source = "a contract"
@@ -43,13 +43,13 @@ def test_ones_own_file_takes_the_place_of_the_table(tmp_path, monkeypatch):
     """Chips that it does not name keep their price, or have none."""
     monkeypatch.delenv("PONENTE_PRICES", raising=False)
     assert price_of("v6e") == PRICES["v6e"]
-    assert price_of("b200") is None
+    assert price_of("v7x") is None
     file = tmp_path / "prices.toml"
     file.write_text(MINE)
     monkeypatch.setenv("PONENTE_PRICES", str(file))
     expected = Price(on_demand=2.97, spot=1.0, date="2026-11-01", source="europe-west4")
     assert price_of("v6e") == expected
-    assert price_of("b200") == Price(spot=3.0, date="2026-11-02", source="a contract")
+    assert price_of("v7x") == Price(spot=3.0, date="2026-11-02", source="a contract")
     assert price_of("h100") == PRICES["h100"]
 
 

@@ -154,14 +154,14 @@ def test_small_batches_do_not_hide_recipes_of_many_chips():
 
 def test_a_price_of_ones_own_counts(tmp_path, monkeypatch):
     """Without one there are hours but no dollars, and none can be spent."""
-    assert recipe(depth=8, hardware="v5e-8").dollars is None
-    with pytest.raises(InputError, match="no dated price of v5e; give one in a file that PONENTE"):
-        recipe(dollars=10, hardware="v5e-8")
+    assert recipe(depth=8, hardware="v7x-8").dollars is None
+    with pytest.raises(InputError, match="no public price of v7x; give one in a file that PONENTE"):
+        recipe(dollars=10, hardware="v7x-8")
     prices = tmp_path / "prices.toml"
-    prices.write_text('[v5e]\non_demand = 1.0\ndate = "2026-11-01"\nsource = "here"\n')
+    prices.write_text('[v7x]\non_demand = 1.0\ndate = "2026-11-01"\nsource = "here"\n')
     monkeypatch.setenv("PONENTE_PRICES", str(prices))
-    found = recipe(dollars=10, hardware="v5e-8")
-    assert found.dollars == pytest.approx(8 * found.hours) == pytest.approx(10, rel=0.01)
+    found = recipe(dollars=10, hardware="v7x-8")
+    assert found.dollars == pytest.approx(4 * found.hours) == pytest.approx(10, rel=0.01)
     assert found.sources["dollars"] == "on demand, here, 2026-11-01"
 
 

@@ -31,7 +31,8 @@ _SPARSE_CORE = {
     f"xla_tpu_enable_sparse_core_collective_offload_{kind}": "true"
     for kind in ("all_gather", "2d_all_gather", "3d_all_gather", "all_reduce", "reduce_scatter")
 }
-_HAVE_SPARSE_CORES = frozenset({"v6e", "v5p"})  # v4's and v5e's programs are the same with them
+# v4's and v5e's programs are the same with them.
+_HAVE_SPARSE_CORES = frozenset({"v6e", "v5p", "v7x"})
 _GPUS = {
     # Each process chooses its kernels. With shared choices, one that cannot read a kept program and
     # compiles would wait for those of processes that read it.

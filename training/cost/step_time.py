@@ -8,8 +8,8 @@ vector unit computes like scores. Collectives overlap with computation, except f
 each doubling of the chips adds a time to every step. The larger of two overlapping times is the
 4-norm of both, a smooth maximum. Imports no JAX.
 
-The free parameters (`rates`) were fitted on 2026-11-26 by `python -m tests.bench.predictions` to
-152 published rows of 8 sources; docs/predictions.md has every row with its error.
+The free parameters (`rates`) were fitted on 2026-11-27 by `python -m tests.bench.predictions` to
+155 published rows of 8 sources; docs/predictions.md has every row with its error.
 """
 
 from __future__ import annotations
@@ -25,9 +25,11 @@ from training.cost.memory_estimate import optimizer_bytes, own_matrices
 from training.cost.resolved_run import ResolvedPhase
 from training.cost.step_work import StepShape, Work, work
 
-NETWORK = {"v4": 6.25e9, "v5e": 6.25e9, "v5p": 6.25e9, "v6e": 12.5e9, "a100": 25e9}
-"""Bytes per second of one chip to other slices or hosts ("How to Scale Your Model", table of chips;
-eight 200 Gb/s adapters for eight A100)."""
+NETWORK = {
+    **{"v4": 6.25e9, "v5e": 6.25e9, "v5p": 6.25e9, "v6e": 12.5e9, "v7x": 6.25e9, "a100": 25e9}
+}
+"""Bytes per second of one device to other slices or hosts ("How to Scale Your Model", table of
+chips; eight 200 Gb/s adapters for eight A100; 100 Gb/s a chip of v7x by Google)."""
 EXPONENTIALS = {"a100": 2.4e12, "h100": 3.7e12, "h200": 3.7e12, "b200": 4.4e12}
 """Exponentials per second, which limit attention on a GPU: multiprocessors x 16 per clock x boost
 clock."""
@@ -38,13 +40,13 @@ DEFAULT_NETWORK = 50e9  # eight 400 Gb/s adapters for eight GPUs
 HOST_LINK = 16e9
 """Bytes per second between one chip and its host, when several chips share the host's link."""
 
-ROWS = 152
-ERROR, ERROR_90 = 0.102, 0.271
+ROWS = 155
+ERROR, ERROR_90 = 0.102, 0.273
 """Median and 90th percentile of the absolute relative error, with each row's source left out of the
 fit."""
 RANGES = {
     ("below 350M", "1 chip"): (0.80, 1.21),
-    ("below 350M", "2 to 8 chips"): (0.80, 1.30),
+    ("below 350M", "2 to 8 chips"): (0.80, 1.31),
     ("below 350M", "more chips"): (0.80, 2.46),
     ("350M and more", "1 chip"): (0.80, 1.21),
     ("350M and more", "2 to 8 chips"): (0.80, 1.19),
@@ -54,10 +56,13 @@ RANGES = {
 class of fewer than 20 runs is at least as wide as all runs together."""
 UNTUNED = (2.2, 2.6)
 """Least and largest published / predicted time of the untuned runs."""
-MATMUL = {"v4": 0.731, "v5e": 0.780, "v5p": 0.751, "v6e": 0.720, "a100": 0.654, "h100": 0.503}
+MATMUL = {
+    **{"v4": 0.732, "v5e": 0.780, "v5p": 0.748, "v6e": 0.721, "v7x": 0.762},
+    **{"a100": 0.654, "h100": 0.503},
+}
 """Share of the peak that large matmuls reach, by chip."""
 _SAME = {"h200": "h100"}  # the same multiprocessors
-_FAMILY = 0.571  # GPUs without published rows
+_FAMILY = 0.572  # GPUs without published rows
 
 KINDS = ["matmul", "head", "attention", "elementwise", "update", "communication", "fixed"]
 """Kinds of work whose times add up to a step; "elementwise" has the loss, "communication" is what
@@ -92,12 +97,12 @@ def rates(chip: Chip) -> Rates:
     tpu = chip.name in TPUS
     return Rates(
         matmul=MATMUL.get(_SAME.get(chip.name, chip.name), _FAMILY),
-        scores=7.64 if tpu else 10.8,
-        streams=0.934 if tpu else 1.036,
-        logits=31.9 if tpu else 0.0,
-        exposed=0.127,
+        scores=7.425 if tpu else 10.83,
+        streams=0.940 if tpu else 1.037,
+        logits=32.5 if tpu else 0.0,
+        exposed=0.131,
         fixed=0.0102,
-        doubling=0.0109 if tpu else 0.0,
+        doubling=0.0111 if tpu else 0.0,
     )
 
 

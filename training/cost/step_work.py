@@ -140,7 +140,7 @@ def tile_of(chip: Chip) -> int:
     """Side of the matrix unit's tile; on a GPU, of the tile of its usual kernels."""
     if chip.name not in TPUS:
         return 64
-    return 256 if chip.name == "v6e" else 128
+    return 256 if chip.name in ("v6e", "v7x") else 128
 
 
 def _pad(size: float, chip: Chip) -> int:

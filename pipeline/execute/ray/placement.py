@@ -103,13 +103,13 @@ def placed(
         if hardware.kind == "tpu":
             reserved = _reserve_slice(hardware, waiting)
             stack.callback(reserved.shutdown)
-            group, bundle = reserved.placement_group, {"TPU": hardware.devices_per_process}
+            group, bundle = reserved.placement_group, {"TPU": hardware.chips_per_process}
         else:
             bundle = {"CPU": 1, **accelerators}
             if hardware.kind == "gpu":
                 # With a little of Ray's resource for hosts that have this kind of GPU.
                 kind = f"accelerator_type:{GPUS[hardware.generation].ray_type}"
-                bundle |= {"GPU": hardware.devices_per_process, kind: 0.001}
+                bundle |= {"GPU": hardware.chips_per_process, kind: 0.001}
             _refuse_if_too_small(hardware, bundle)
             apart = hardware.kind == "gpu" and hardware.processes > 1
             group = placement_group(
@@ -162,8 +162,8 @@ def _reserve(hardware: Hardware, tried: Future[Any]) -> None:
     try:
         reserved = SlicePlacementGroup(
             topology=hardware.topology,
-            accelerator_version=TPUS[hardware.generation].google_name,
-            chips_per_vm=hardware.devices_per_process,
+            accelerator_version=TPUS[hardware.generation].ray_name,
+            chips_per_vm=hardware.chips_per_process,
             num_slices=hardware.slices,
             # Process i of a slice runs on the slice's host i, in the order of the TPU runtime.
             bundle_label_selector=hosts * hardware.slices if len(hosts) > 1 else None,

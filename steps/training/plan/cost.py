@@ -14,14 +14,15 @@ from pipeline import Hardware
 from pipeline.accelerators import Chip, chip_of
 from pipeline.errors import CorruptOutput
 from pipeline.graph.facts import Published, Results
-from pipeline.prices import price_of
+from pipeline.prices import Price, price_of
 from pipeline.store import manifest, storage
 from steps.artifacts import Checkpoint
 from steps.training.plan.declared_run import DeclaredRun
 from training.config import TrainConfig
 from training.config.batch_schedule import rows_read
 from training.cost.memory_estimate import optimizer_bytes
-from training.cost.step_time import Forecast
+from training.cost.resolved_run import ResolvedRun
+from training.cost.step_time import Forecast, forecast
 
 START_SECONDS = 120.0
 """From the start of the hosts to the first step; published logs have 40 s until the devices are
@@ -35,6 +36,7 @@ preemptions of 7 slices (v2-8 to v3-32) in 677 hours, github.com/skypilot-org/sk
 December 2022. No rate of later generations is published."""
 GPU_HOURS = 12.0
 """The same of a host with GPUs: an assumption."""
+Bills = dict[str, list[float]]
 _STEPS = ("train-", "extend-", "warm_start-")
 _MOST = 8  # outputs that are looked into for a measured speed, the newest first
 
@@ -91,6 +93,20 @@ def run_time(run: DeclaredRun, train: TrainConfig, step: Forecast, seconds: floa
     return RunTime(steps, START_SECONDS, checkpoints, evaluations)
 
 
+def run_times(run: DeclaredRun, resolved: ResolvedRun, step: Forecast, chip: Chip) -> list[RunTime]:
+    """The run's times at the fast end of the largest step's forecast, the middle and the slow."""
+    seconds: dict[TrainConfig, float] = {}
+    total, count, train = 0.0, 0, resolved.largest.train
+    for each in resolved.phases:
+        if each.train not in seconds:
+            seconds[each.train] = forecast(each, chip).seconds
+        steps = each.phase.end - max(each.phase.first, run.done)
+        total, count = total + steps * seconds[each.train], count + steps
+    share = total / max(count, 1) / step.seconds
+    ends = (step.range[0], step.seconds, step.range[1])
+    return [run_time(run, train, step, share * each) for each in ends]
+
+
 def _count(run: DeclaredRun, every: int, also_every: int = 0, others: Sequence[int] = ()) -> int:
     """Steps left that are multiples of an interval, or among `others`, or the last one."""
     first, last = run.done, run.steps or 0
@@ -105,17 +121,24 @@ def _count(run: DeclaredRun, every: int, also_every: int = 0, others: Sequence[i
     return found + sum(first < step <= last for step in alone)
 
 
+def bills(hardware: Hardware, price: Price | None, times: Sequence[RunTime]) -> Bills:
+    """Dollars of a run of each time before preemptions, by "on_demand" and "spot"."""
+    found: Bills = {}
+    for how in ("on_demand", "spot"):
+        if (rate := getattr(price, how, None)) is not None:
+            found[how] = [rate * hardware.chips * each.total / 3600 for each in times]
+    return found
+
+
 def money(run: DeclaredRun, chip: Chip, times: tuple[RunTime, RunTime]) -> list[str]:
     """Dollars on demand and on spot, as ranges, or a line that asks for a missing price."""
     price = price_of(chip.name)
-    if price is None or (price.on_demand is None and price.spot is None):
-        return [f"no dated price of {chip.name}: give one in a file that PONENTE_PRICES names"]
-    found = []
-    for rate, how in ((price.on_demand, "on demand"), (price.spot, "on spot before preemptions")):
-        if rate is not None:
-            low, high = (rate * run.hardware.devices * each.total / 3600 for each in times)
-            found.append(f"${low:,.2f} to ${high:,.2f} {how}")
-    return [f"{', '.join(found)} ({price.source}, {price.date})"]
+    found = bills(run.hardware, price, times)
+    if price is None or not found:
+        return [f"no public price of {chip.name}: give one in a file that PONENTE_PRICES names"]
+    words = {"on_demand": "on demand", "spot": "on spot before preemptions"}
+    amounts = [f"${low:,.2f} to ${high:,.2f} {words[how]}" for how, (low, high) in found.items()]
+    return [f"{', '.join(amounts)} ({price.source}, {price.date})"]
 
 
 def speed_here(results: Results, devices: int) -> tuple[float, str] | None:

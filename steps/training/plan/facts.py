@@ -24,13 +24,12 @@ from steps.training.plan.bill import bill
 from steps.training.plan.cost import (
     checkpoint_bytes,
     money,
-    run_time,
+    run_times,
     save_seconds,
     speed_here,
 )
 from steps.training.plan.declared_run import DeclaredRun, declared_run, model_of
 from steps.training.plan.memory import GIB, MemoryFit
-from training.config import TrainConfig
 from training.config.batch_schedule import rows_read
 from training.config.train import INSTALL, TRACKERS
 from training.cost import step_time
@@ -38,6 +37,8 @@ from training.cost.audit import CURES, Flaw
 from training.cost.preemption import Work
 from training.cost.resolved_run import ResolvedRun, lint, resolve_run
 from training.cost.step_time import Forecast, forecast
+
+ELSEWHERE = "steps.tuning.compare:compare"  # by name: it draws pages, and is above this folder
 
 
 def training_facts(node: Node, results: Results) -> Facts:
@@ -286,9 +287,7 @@ def _whole_run(
     lines: list[str],
 ) -> Work:
     """Adds hours and dollars; returns the predicted times of what is left."""
-    share, train = _mean_seconds(run, resolved, chip) / step.seconds, resolved.largest.train
-    each = (step.range[0], step.seconds, step.range[1])
-    fast, middle, slow = (run_time(run, train, step, share * seconds) for seconds in each)
+    train, (fast, middle, slow) = resolved.largest.train, run_times(run, resolved, step, chip)
     data["run"] = {"fast": dataclasses.asdict(fast), "slow": dataclasses.asdict(slow)}
     extra = f"start {slow.start:.0f} s, checkpoints {slow.checkpoints:.0f} s, evaluations "
     extra += f"{slow.evaluations:.0f} s"
@@ -296,25 +295,13 @@ def _whole_run(
         extra += " (evaluation of whole splits is not counted)"
     lines += [
         f"run         {fast.total / 3600:.2f} to {slow.total / 3600:.2f} h of "
-        f"{run.hardware.devices} {chip.name}: at the slow end {extra}",
+        f"{run.hardware.chips} {chip.name}: at the slow end {extra}",
         *(f"cost        {line}" for line in money(run, chip, (fast, slow))),
     ]
     left = (run.steps or 0) - run.done
     low, mean, high = ((t.steps + t.evaluations) / max(left, 1) for t in (fast, middle, slow))
     save = save_seconds(run)
     return Work(steps=left, step=(low, mean, high), save=save, start=fast.start, restart=fast.start)
-
-
-def _mean_seconds(run: DeclaredRun, resolved: ResolvedRun, chip: Chip) -> float:
-    """Predicted seconds of a step, the mean over all steps that are left."""
-    seconds: dict[TrainConfig, float] = {}
-    total, count = 0.0, 0
-    for each in resolved.phases:
-        if each.train not in seconds:
-            seconds[each.train] = forecast(each, chip).seconds
-        steps = each.phase.end - max(each.phase.first, run.done)
-        total, count = total + steps * seconds[each.train], count + steps
-    return total / max(count, 1)
 
 
 def _examination(run: DeclaredRun) -> Callable[[Callable[[str], None]], Facts] | None:

@@ -120,11 +120,11 @@ def _larger(hardware: Hardware) -> list[str]:
     if tpu is None:
         hosts = hardware.processes
         return [
-            f"{count}x{hardware.devices_per_process}x{hardware.generation}"
+            f"{count}x{hardware.chips_per_process}x{hardware.generation}"
             for count in (2 * hosts, 4 * hosts, 8 * hosts)
         ]
     times = f"{hardware.slices}x" if hardware.slices > 1 else ""
-    chips_of_slice = hardware.devices // hardware.slices
+    chips_of_slice = hardware.chips // hardware.slices
     return [f"{times}{name}" for name, chips in tpu.names.items() if chips > chips_of_slice]
 
 

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from pipeline import Experiment, Result, StepContext, step
-from pipeline.cli import options
+from pipeline.cli import verbs
 from pipeline.graph.facts import Facts
 from tests.pipeline.toy import Numbers, numbers
 
@@ -16,7 +16,7 @@ LOOKS = []
 
 @pytest.fixture(autouse=True)
 def _longer_looks(monkeypatch):
-    monkeypatch.setitem(options.FLAGS["no_compile"], "default", False)
+    monkeypatch.setitem(verbs.FLAGS["no_compile"], "default", False)
 
 
 def state(node, results):

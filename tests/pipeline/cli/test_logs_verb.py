@@ -7,7 +7,7 @@ import argparse
 import pytest
 
 from pipeline.cli import watch
-from pipeline.cli.options import seconds
+from pipeline.cli.verbs import seconds
 
 
 def test_following_shows_what_every_process_of_every_attempt_appends(tmp_path, capsys):

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from pipeline.cli import command, options
+from pipeline.cli import command, verbs
 from pipeline.identity.secret_text import redacted
 from tests.pipeline.cli.toy_experiment import EXPERIMENT, TOY
 
@@ -113,10 +113,10 @@ def test_help_has_a_line_for_every_verb_and_fits_a_screen(monkeypatch, capsys, t
     assert _command(monkeypatch, capsys)[::2] == (2, out)
     file = tmp_path / "helpful_experiment.py"
     file.write_text(EXPERIMENT)
-    for verb in options.VERBS:
+    for verb in verbs.VERBS:
         status, out, _ = _command(monkeypatch, capsys, verb, str(file), "--help")
         assert status == 0
-        assert options.VERBS[verb].help in out
+        assert verbs.VERBS[verb].help in out
         assert len(out.splitlines()) <= 40
     assert "--delete" not in out
     status, out, _ = _command(monkeypatch, capsys, "run", str(file), "--other", "--help-settings")

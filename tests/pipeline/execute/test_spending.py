@@ -147,8 +147,8 @@ def test_what_has_no_price_is_refused_in_dollars(monkeypatch):
     one.check([local, chip])
     with pytest.raises(InputError, match=r"hardware with a price for \$40.*--budget 3h"):
         one.check([local])
-    with pytest.raises(InputError, match=r"price of v4-16 on demand for \$40.*PONENTE_PRICES"):
-        one.check([trained(pod("v4-16"))])
+    with pytest.raises(InputError, match=r"price of v7x-16 on demand for \$40.*PONENTE_PRICES"):
+        one.check([trained(pod("v7x-16"))])
     dear = spending("$40", record, 10.0, START)
     with pytest.raises(InputError, match=r"^train: budget: .*10 h of v6e-16"):
         dear.check([local, chip])

@@ -90,7 +90,8 @@ def impossible(tree: dict[str, Any], slices: int = 1) -> str:
         return ""
     chips = int(pod["containers"][0]["resources"]["limits"].get("google.com/tpu", 0))
     accelerator = selector["cloud.google.com/gke-tpu-accelerator"]
-    generation = accelerator.replace("v5-lite-podslice", "v5litepod").split("-")[1]
+    named = accelerator.replace("v5-lite-podslice", "v5litepod").replace("tpu7x", "tpu-v7x")
+    generation = named.split("-")[1]
     if not TPUAcceleratorManager.is_valid_tpu_accelerator_topology(generation, topology):
         return f"{generation} has no topology {topology}"
     if group["replicas"] != slices or math.prod(map(int, topology.split("x"))) != (

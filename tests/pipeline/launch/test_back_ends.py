@@ -16,6 +16,7 @@ from pipeline.cli import launch, options
 from pipeline.cli.launch import BACK_ENDS
 from pipeline.errors import InputError, UsageError
 from pipeline.launch import TARGETS, kuberay, sky
+from pipeline.launch import host as hosts
 from pipeline.launch.job import Job, Provisioning, job_name
 from tests.pipeline.launch import pod_toy
 from tests.pipeline.launch.shapes import RAY_JOB, SKY, impossible, refusal
@@ -54,6 +55,7 @@ def test_what_is_made_is_as_recorded(name):
 
 EVERY = [f"{g}-{n}" for g, n in (("v6e", 1), ("v6e", 8), ("v6e", 16), ("v6e", 256), ("v5e", 16))]
 EVERY += ["v5p-8", "v5p-32", "v4-16", "2xv6e-16", "3xv6e-8", "8xh100", "2x8xh100", "4x8xb200"]
+EVERY += ["v7x-8", "v7x-16", "2xv7x-16"]
 
 
 @pytest.mark.parametrize("name", EVERY)
@@ -61,7 +63,8 @@ def test_every_configuration_fits_the_schemas_and_describes_a_slice_that_exists(
     """By what is written down here, and by Ray."""
     wanted = job(name, spot=True)
     slices = wanted.hardware.slices
-    made = [(kuberay.provision, RAY_JOB), *([(sky.provision, SKY)] if slices == 1 else [])]
+    by_sky = slices == 1 and wanted.hardware.generation != "v7x"
+    made = [(kuberay.provision, RAY_JOB), *([(sky.provision, SKY)] if by_sky else [])]
     for provision, schema in made:
         text = next(t for f, t in provision(wanted).files.items() if f.endswith(".yaml"))
         tree = yaml.safe_load(text)
@@ -79,6 +82,24 @@ def test_one_host_needs_no_policy_and_one_slice_is_a_node():
     script = BACK_ENDS["queued"](job("v5e-32")).files["run-200m.head.sh"]
     assert "create run-200m --node-id=run-200m --zone" in script
     assert "--accelerator-type=v5litepod-32 --runtime-version=v2-alpha-tpuv5-lite" in script
+
+
+def test_v7x_by_its_chips():
+    """Google's names, four chips of a host, and Ray's name of the slice on the host itself."""
+    made = BACK_ENDS["gcloud"](job("v7x-16"))
+    text = "\n".join([*made.commands, *made.files.values()])
+    assert "--machine-type=tpu7x-standard-4t" in text
+    assert "--accelerator-topology=2x2x2" in text
+    (file,) = (t for f, t in kuberay.provision(job("v7x-16")).files.items() if f.endswith(".yaml"))
+    assert "google.com/tpu: '4'" in file
+    assert "gke-tpu-accelerator: tpu7x" in file
+    host = hosts.Host(pod("v7x-16"), 0, "node")
+    assert host.variables["TPU_ACCELERATOR_TYPE"] == "tpu7x-16"
+    assert host.labels["ray.io/tpu-pod-type"] == "v7x-16"
+    assert {
+        name: host.resources[name]
+        for name in ("TPU", "TPU-v7x-16-head", "accelerator_type:TPU-V7X")
+    } == {"TPU": 4.0, "TPU-v7x-16-head": 1.0, "accelerator_type:TPU-V7X": 1.0}
 
 
 # Of `gcluster job submit` and `job`: cmd/job/submit.go and cmd/job/job.go of cluster-toolkit.
@@ -127,6 +148,8 @@ def test_a_job_of_the_cluster_toolkit_has_its_flags_and_a_command_that_joins(har
         ("gcloud", {"hardware": "8xh100"}, "expected a TPU slice"),
         ("gcloud", {"zone": ""}, "give --zone"),
         ("queued", {"zone": "us-east5"}, "expected a zone such as us-east5-b"),
+        ("queued", {"hardware": "v7x-8"}, "the Cloud TPU API has no v7x; use --on gcloud"),
+        ("sky", {"hardware": "v7x-8"}, "the Cloud TPU API has no v7x; use --on gcloud"),
         ("sky", {"hardware": "2xv6e-16"}, "makes one slice, 2xv6e-16 is 2; use --on queued"),
         ("sky", {"prefix": "./runs"}, "every host must reach the store"),
     ],

@@ -50,6 +50,8 @@ def test_a_host_finds_its_place_in_the_environment_or_in_the_machine(facts):
     assert hosts.find("", "", "").variables == GKE
     facts(machine={"type": "v5litepod-16", "worker id": "3", "name": "node"})
     assert hosts.find("", "", "") == Host(pod("v5e-16"), 3, "node")
+    facts(machine={"type": "tpu7x-16", "worker id": "1", "name": "node"})
+    assert hosts.find("", "", "") == Host(pod("v7x-16"), 1, "node")
     facts()
     assert hosts.find("v6e-8", "0", "mine") == Host(pod("v6e-8"), 0, "mine")
     assert hosts.find("2x8xh100", "1", "").variables == {}

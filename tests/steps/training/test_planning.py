@@ -329,11 +329,12 @@ def test_a_model_larger_than_this_machine_is_refused():
 
 
 def test_a_gpu_and_a_chip_without_price_are_planned_too():
-    """No compiler is asked for a GPU; the price is said to be unknown."""
+    """No compiler is asked for a GPU; v7x, which has no price, is paid for by the chip."""
     found = facts(hardware="8xa100")
     assert found.examine is None
-    assert any("no dated price of a100" in line for line in found.lines)
-    assert pod("8xa100").devices == 8
+    found = facts(hardware="v7x-16")
+    assert any("no public price of v7x" in line for line in found.lines)
+    assert any("h of 8 v7x" in line for line in found.lines)
 
 
 def test_a_checkpoint_with_muon_has_two_moments_of_tables():
