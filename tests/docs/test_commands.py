@@ -18,11 +18,11 @@ from pipeline.graph.declaration import Declaration, load_experiment
 from pipeline.identity.secret_text import refuse_secrets
 from pipeline.launch import TARGETS
 from pipeline.store import storage
-from steps.cli import dial, export, generate, tune
+from steps.cli import dial, export, generate, rewind, trace_document, tune
 from tests.docs.pages import ROOT, Block, blocks, inline_code, pages
 
 SHELL = ("sh", "bash", "")
-LIBRARY = ("generate", "export", "compare", "tune", "dial")
+LIBRARY = ("generate", "export", "compare", "tune", "dial", "rewind", "trace")
 PLACEHOLDER = "FILE"
 REAL_OVERRIDE = options.override
 
@@ -110,7 +110,9 @@ def _ponente(words: list[str]) -> None:
     elif verb == "compare":
         assert {w for w in rest if w.startswith("-")} <= {"--output", "--forecasts"}
     elif verb in LIBRARY:
-        {"generate": generate, "export": export, "dial": dial}[verb]._parser().parse_args(rest)
+        parsers = {"generate": generate, "export": export, "dial": dial}
+        parsers |= {"rewind": rewind, "trace": trace_document}
+        parsers[verb]._parser().parse_args(rest)
     else:
         file = next((word for word in rest if word.endswith(".py") or word == PLACEHOLDER), None)
         _verb(verb, experiment(file) if file else None, [word for word in rest if word != file])
