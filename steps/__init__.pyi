@@ -49,6 +49,7 @@ from steps.pages.preparation import preparation_report as preparation_report
 from steps.pages.report import report as report
 from steps.pages.scaling import ladder as ladder
 from steps.pages.scaling import scaling as scaling
+from steps.rewind.without import without as without
 from steps.tokens.conversations import Exchange as Exchange
 from steps.tokens.conversations import Messages as Messages
 from steps.tokens.conversations import conversations as conversations

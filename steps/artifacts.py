@@ -5,6 +5,7 @@ Importing this file is cheap: methods import what they need (numpy, tokenizers, 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -106,16 +107,17 @@ class TokenCache(Artifact):
 
     def _of(self, split: str) -> TokenCache:
         """The cache that holds a split."""
-        return self if split == TRAIN else self._unpacked
+        return self if split == TRAIN else self.unpacked
 
     @cached_property
-    def _unpacked(self) -> TokenCache:
+    def unpacked(self) -> TokenCache:
+        """The cache before packing."""
         return self.input("tokens", TokenCache) if self.packed else self
 
     @property
     def has_text(self) -> bool:
         """Whether a tokenizer made the tokens; they are rows of integers if not."""
-        return "tokenizer" in self._unpacked.input_paths
+        return "tokenizer" in self.unpacked.input_paths
 
     def tokenizer(self) -> Tokenizer:
         """The tokenizer that made the tokens. Raises `InputError` if none did."""
@@ -124,7 +126,7 @@ class TokenCache(Artifact):
                 f"{self.path}: these tokens were not made by a tokenizer's step; give a "
                 "tokenizer.json with --tokenizer FILE"
             )
-        return self._unpacked.input("tokenizer", Tokenizer)
+        return self.unpacked.input("tokenizer", Tokenizer)
 
     def split(self, name: str) -> tuple[TokenShard, ...]:
         """The shards of a split, in document order."""
@@ -133,17 +135,15 @@ class TokenCache(Artifact):
         cache = self._of(name)
         return tuple(
             TokenShard(
-                storage.join(cache.home, shard.root, "cache"),
-                shard.result["tokens"],
-                shard.result["check"],
+                storage.join(cache.home, s.root, "cache"), s.result["tokens"], s.result["check"]
             )
-            for shard in cache.each_shard(f"{name}/")
+            for s in cache.each_shard(f"{name}/")
         )
 
     @property
     def held_out_splits(self) -> tuple[str, ...]:
         """Names of the splits other than train that have tokens; validation comes first."""
-        parts = {shard.name.partition("/")[0] for shard in self._unpacked.each_shard()}
+        parts = {shard.name.partition("/")[0] for shard in self.unpacked.each_shard()}
         found = [name for name in sorted(parts - {TRAIN, _VOCABULARY}) if self.tokens(name)]
         return tuple(sorted(found, key=lambda name: name != VALIDATION))
 
@@ -170,7 +170,7 @@ class TokenCache(Artifact):
     @property
     def token_bytes_file(self) -> str:
         """URL of a JSON list with the number of UTF-8 bytes of each id."""
-        return storage.join(self._unpacked.shard(_VOCABULARY), "token_bytes.json")
+        return storage.join(self.unpacked.shard(_VOCABULARY), "token_bytes.json")
 
     def token_bytes(self) -> np.ndarray:
         """int32 [vocab]: number of UTF-8 bytes of each id, 0 for EOS."""
@@ -186,18 +186,23 @@ class Sequences(Artifact):
     tokens, vocabulary) comes from the first cache.
     """
 
-    opens = ("tokens", "sequences")
+    opens = ("tokens", "sequences", "order")
+
+    @cached_property
+    def order(self) -> Sequences | None:
+        """The sequences that these are without some documents, see `steps.without`."""
+        return self.input("order", Sequences) if "order" in self.input_paths else None
 
     @cached_property
     def parts(self) -> list[Sequences]:
         """The inputs of a mixture, in order; empty for the sequences of one cache."""
-        return self.inputs("sequences", Sequences)
+        return self.inputs("sequences", Sequences) if self.order is None else self.order.parts
 
     @cached_property
     def cache(self) -> TokenCache:
         """The token cache that is shuffled; the first one of a mixture."""
-        parts = self.parts
-        return parts[0].cache if parts else self.input("tokens", TokenCache)
+        above = self.order or next(iter(self.parts), None)
+        return self.input("tokens", TokenCache) if above is None else above.cache
 
     @property
     def padded(self) -> bool:
@@ -219,13 +224,13 @@ class Sequences(Artifact):
         from data.batches.dataset import DatasetSpec
         from data.batches.mixture import MixturePhase
 
+        if self.order is not None:
+            return replace(self.order.dataset(), moved=(*map(tuple, self.result["moved"]),))
         cache = self.cache.result
         phases = self.result["phases"] if self.parts else ()
         return DatasetSpec(
             sources=tuple(part.source() for part in (self.parts or [self])),
-            phases=tuple(
-                MixturePhase(start=s["start"], weights=tuple(s["weights"])) for s in phases
-            ),
+            phases=tuple(MixturePhase(start=s["start"], weights=(*s["weights"],)) for s in phases),
             sequence_length=self.result["sequence_length"],
             vocab_size=cache["vocab_size"],
             eos_id=cache["eos_id"],

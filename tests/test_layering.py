@@ -99,7 +99,7 @@ FLOORS = {
     "steps": (
         *("platforms", "measured", "artifacts", "gang", "declared", "checkpoints", "documents"),
         *("tokens", "scaling_law", "training", "pages", "evaluation", "exchange", "tuning", "dial"),
-        *("cli", "__init__"),
+        *("rewind", "cli", "__init__"),
     ),
     "data": (
         *("arrays", "sources", "source", "read", "tokenizer", "select", "prepare"),

@@ -71,6 +71,25 @@ class BlockShuffle:
         table = tables[0] if first == last else np.concatenate(tables)
         return table[positions - (epoch * self.sequences + first * size)]
 
+    def place(self, row: int, epoch: int) -> int:
+        """The place of a row in one epoch, the inverse of `rows`: its position less the epoch's."""
+        missing = self.blocks * self.io_block_size - self.sequences
+        order = _permutation(self.blocks, self.seed, epoch, "blocks", 0)
+        block, offset = divmod(row, self.io_block_size)
+        slot = int(order.inverse(np.array([block]))[0]) * self.io_block_size + offset
+        # As `_rows_of_epoch`, backwards: the missing slots move to the end of the short window.
+        short_rank = _rank_of_last_block(order)
+        window_size = self.window_blocks * self.io_block_size
+        window, short_window = slot // window_size, short_rank // self.window_blocks
+        if window == short_window and slot >= (short_rank + 1) * self.io_block_size:
+            slot -= missing
+        begin = window * window_size
+        size = min(window_size, self.blocks * self.io_block_size - begin)
+        size -= missing if window == short_window else 0
+        inside = _permutation(size, self.seed, epoch, "window", window)
+        slot = begin + int(inside.inverse(np.array([slot - begin]))[0])
+        return slot - missing if window > short_window else slot
+
     def _rows_of_epoch(self, epoch: int, places: np.ndarray) -> np.ndarray:
         # The last block may lack `missing` rows, and the block permutation can put it anywhere.
         # A slot is a place in the permuted order as if all blocks were full. Before the window

@@ -13,6 +13,7 @@ positions before it.
 
 from __future__ import annotations
 
+import bisect
 import functools
 import math
 from collections.abc import Sequence
@@ -101,6 +102,19 @@ class Mixture:
             source, index = self._table(int(blocks[chosen[0]]))
             sources[chosen], indices[chosen] = source[slots[chosen]], index[slots[chosen]]
         return sources, indices
+
+    def position(self, source: int, index: int) -> int:
+        """The position that `choose` maps to (source, index), which must exist."""
+        phase = bisect.bisect_right(self._before, index, key=lambda drawn: drawn[source]) - 1
+        dealer, rest = self._dealers[phase], index - int(self._before[phase][source])
+        end = 1
+        while dealer.prefix(end)[source] <= rest:
+            end *= 2
+        block = bisect.bisect_right(range(end), rest, key=lambda b: dealer.prefix(b)[source]) - 1
+        sources, ranks = dealer.deal(block)
+        rest -= int(dealer.prefix(block)[source])
+        (slot,) = np.flatnonzero((sources == source) & (ranks == rest))
+        return int(self._starts[phase]) + block * BLOCK + int(slot)
 
     def _make_table(self, block: int) -> tuple[np.ndarray, np.ndarray]:
         phase = int(np.searchsorted(self._first_blocks, block, side="right")) - 1

@@ -42,9 +42,11 @@ class SequenceReader:
         self.length = length
         ends = np.asarray(tokens.shard_ends, np.int64)
         sizes = np.diff(ends, prepend=0)
+        self._shard_ends = ends
         cuts = np.cumsum([0, *([len(ends)] if sources is None else sources)]).tolist()
         assert cuts[-1] == len(ends), "the sources' shards do not add up to the array's"
         spans = [slice(*cut) for cut in itertools.pairwise(cuts)]
+        self._spans = spans
         self.counts = tuple(row_count(sizes[span], length) for span in spans)
         self.count = sum(self.counts)
         # A segment is the aligned rows of one shard. Each source ends with one more segment, for
@@ -84,15 +86,48 @@ class SequenceReader:
         return out
 
     def _read_joined(self, segment: int, row: int, out: np.ndarray) -> None:
+        column = 0
+        for start, size in self._joined_pieces(segment, row):
+            out[column : column + size] = self._tokens.read(np.array([start]), size)[0]
+            column += size
+
+    def pieces(self, row: int) -> list[tuple[int, int]]:
+        """(index in the token array, number of tokens) of each piece of a row, in order."""
+        segment = int(np.searchsorted(self._ends, row, side="right"))
+        if self._is_joined[segment]:
+            return self._joined_pieces(segment, row)
+        return [(int(self._offsets[segment]) + row * self.length, self.length)]
+
+    def _joined_pieces(self, segment: int, row: int) -> list[tuple[int, int]]:
         ends, offsets = self._tails[segment]
         begin = (row - int(self._begins[segment])) * self.length
-        column = 0
+        end, found = begin + self.length, []
         tail = int(np.searchsorted(ends, begin, side="right"))
-        while column < self.length:
-            start = begin + column
-            size = min(self.length - column, int(ends[tail]) - start)
+        while begin < end:
+            size = min(end, int(ends[tail])) - begin
             if size > 0:
-                piece = self._tokens.read(np.array([offsets[tail] + start]), size)
-                out[column : column + size] = piece[0]
-                column += size
+                found.append((int(offsets[tail]) + begin, size))
+                begin += size
             tail += 1
+        return found
+
+    def rows_with(self, shard: int, begin: int, end: int) -> np.ndarray:
+        """Rows that have any of the tokens `begin` to `end` - 1 of a shard: int64, ascending.
+
+        The inverse of `pieces`. Tokens at the end of the joined tails may be in no row.
+        """
+        source = next(number for number, span in enumerate(self._spans) if shard < span.stop)
+        segment, span = shard + source, self._spans[source]
+        cut = int(self._ends[segment] - self._begins[segment]) * self.length
+        found = [_rows(begin, min(end, cut), self.length) + self._begins[segment]]
+        if end > cut:
+            joined = span.stop + source
+            start = int(self._shard_ends[shard - 1]) if shard else 0
+            shift = start - int(self._tails[joined][1][shard - span.start])
+            rows = _rows(max(begin, cut) + shift, end + shift, self.length) + self._begins[joined]
+            found.append(rows[rows < self._ends[joined]])
+        return np.concatenate(found)
+
+
+def _rows(begin: int, end: int, length: int) -> np.ndarray:
+    return np.arange(begin // length, -(-end // length) if end > begin else begin // length)

@@ -32,17 +32,26 @@ def shortened(conversation: Encoded, length: int) -> tuple[Encoded, str]:
     return Encoded(ids, predicted), what if predicted.any() else UNPREDICTED
 
 
+def places(conversations: Sequence[Encoded], length: int) -> tuple[np.ndarray, np.ndarray]:
+    """The row of each conversation, and where in it the conversation begins: int64 (n,) both."""
+    sizes = np.array([len(each.ids) for each in conversations], np.int64)
+    rows = best_fit(sizes, length)
+    begins, filled = np.empty_like(rows), np.zeros(int(rows.max(initial=-1)) + 1, np.int64)
+    for index, (row, size) in enumerate(zip(rows.tolist(), sizes.tolist(), strict=True)):
+        begins[index] = filled[row]
+        filled[row] += size
+    return rows, begins
+
+
 def pack_rows(conversations: Sequence[Encoded], length: int, vocab_size: int) -> np.ndarray:
     """Rows int64 [row, length] of conversations of at most `length` tokens each."""
-    sizes = np.array([len(each.ids) for each in conversations], np.int64)
-    places = best_fit(sizes, length)
-    rows = np.full((int(places.max(initial=-1)) + 1, length), vocab_size, np.int64)
+    at, begins = places(conversations, length)
+    rows = np.full((int(at.max(initial=-1)) + 1, length), vocab_size, np.int64)
     filled = np.zeros(len(rows), np.int64)
-    for (ids, predicted), row, size in zip(conversations, places, sizes.tolist(), strict=True):
-        begin = int(filled[row])
-        rows[row, begin : begin + size] = np.where(predicted, ids, ids + vocab_size)
+    for (ids, predicted), row, begin in zip(conversations, at, begins.tolist(), strict=True):
+        rows[row, begin : begin + len(ids)] = np.where(predicted, ids, ids + vocab_size)
         rows[row, begin] = ids[0] + 2 * vocab_size
-        filled[row] += size
+        filled[row] += len(ids)
     padded = np.flatnonzero(filled < length)
     rows[padded, filled[padded]] += vocab_size
     return rows

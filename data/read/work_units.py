@@ -117,6 +117,11 @@ def fields_of(unit: Unit) -> Fields:
     )
 
 
+def raw_rows(unit: Unit, columns: Sequence[str]) -> Iterator[Rows]:
+    """All rows of a unit in source order, those that `read_unit` skips included."""
+    return _READ[unit.kind]((unit,), columns)
+
+
 def read_unit(
     unit: Unit, columns: Sequence[str], tally: Counter[str] | None = None
 ) -> Iterator[pa.RecordBatch]:

@@ -29,6 +29,14 @@ def command() -> None:
                 partial(_until_interrupted, "steps.cli.dashboard"),
             ),
             "compare": ("compare training runs on one page; needs no file", _compare),
+            "rewind": (
+                "the documents behind a step of a training, with the loss of each row",
+                partial(_until_interrupted, "steps.cli.rewind"),
+            ),
+            "trace": (
+                "every step of a training that reads a document",
+                partial(_until_interrupted, "steps.cli.trace_document"),
+            ),
             "export": (
                 "write a model in another project's format; needs no file",
                 partial(_until_interrupted, "steps.cli.export"),

@@ -54,7 +54,7 @@ _BLOCKS_AT_ONCE = 64  # most blocks of row groups that are counted ahead of thei
 
 
 @dataclass(frozen=True)
-class _Request:
+class Request:
     """The step's arguments and its attempt."""
 
     run: StepContext
@@ -134,8 +134,8 @@ def sample(
     filter = Filter(seed, min_score, drop_duplicates)
     budget = Budget(train=tokens, splits=splits)
     fields = Fields(text, id, score, skip_nulls, skip_invalid, columns)
-    request = _Request(run, source, tokenizer, budget, filter, fields)
-    choice = _choose_documents(request) if unit == "document" else _choose_row_groups(request)
+    request = Request(run, source, tokenizer, budget, filter, fields)
+    choice = _choose_documents(request) if unit == "document" else choose_row_groups(request)
     items = {f"sample/{index:06d}": item for index, item in enumerate(choice.items)}
     written = run.map(sample_shard, items)
     unique, repeated = (
@@ -148,7 +148,7 @@ def sample(
     return result
 
 
-def _choose_documents(request: _Request) -> Chosen:
+def _choose_documents(request: Request) -> Chosen:
     """Count the whole source and choose ranges of the document hash for every split."""
     from data.read.unit import small_together
     from data.read.work_units import list_units
@@ -212,7 +212,7 @@ def _to_count(units: list[Unit]) -> Iterator[tuple[Unit, ...]]:
         yield tuple(found)
 
 
-def _probe_units(request: _Request, units: list[Unit]) -> TokenRatio | None:
+def _probe_units(request: Request, units: list[Unit]) -> TokenRatio | None:
     """The tokenizer's rate on documents of some row groups.
 
     The seed chooses the row groups; the choice does not depend on the budget.
@@ -243,7 +243,7 @@ def _probe_units(request: _Request, units: list[Unit]) -> TokenRatio | None:
     return estimate(clusters(found))
 
 
-def _choose_row_groups(request: _Request) -> Chosen:
+def choose_row_groups(request: Request) -> Chosen:
     """Take row groups, in the order of the seed, until every split has its budget.
 
     Held-out splits take them from the end of the order and training from its start, so that a
@@ -286,7 +286,7 @@ def _choose_row_groups(request: _Request) -> Chosen:
     return Chosen(items=items, rate=rate, skipped=+skipped, files=len(files), fetched=fetched)
 
 
-def _probe_walk(request: _Request, walk: RowGroupOrder) -> TokenRatio | None:
+def _probe_walk(request: Request, walk: RowGroupOrder) -> TokenRatio | None:
     """The tokenizer's rate on the first row groups of the first files in the order."""
     from data.select.token_ratio import estimate
 
@@ -313,7 +313,7 @@ def _probe_walk(request: _Request, walk: RowGroupOrder) -> TokenRatio | None:
     return estimate(found)
 
 
-def _walked(request: _Request, walk: RowGroupOrder, prefix: str) -> Iterator[Group]:
+def _walked(request: Request, walk: RowGroupOrder, prefix: str) -> Iterator[Group]:
     """The row groups of an order; blocks are counted ahead of their use, ever more at a time."""
     import msgspec
 
@@ -334,7 +334,7 @@ def _walked(request: _Request, walk: RowGroupOrder, prefix: str) -> Iterator[Gro
 
 
 def _take(
-    request: _Request,
+    request: Request,
     groups: Iterator[Group],
     name: str,
     rate: TokenRatio | None,

@@ -125,8 +125,13 @@ def column(rows: Sequence[Mapping[str, Any]], name: str, scale: float = 1.0) -> 
     return [number(row) for row in rows]
 
 
-def loss_chart(run: TrainingRun, restarts: Sequence[float] = ()) -> Markup:
-    """Loss on training data and on every held-out split by step, with the unigram entropy."""
+def loss_chart(
+    run: TrainingRun, restarts: Sequence[float] = (), clicked: tuple[str, str] = ("", "")
+) -> Markup:
+    """Loss on training data and on every held-out split by step, with the unigram entropy.
+
+    `clicked` is as in `chart`.
+    """
     steps = column(run.history, "step")
     curves = [Curve("training", steps, column(run.history, "loss"), BLUE)] if steps else []
     for name, colour in zip(run.splits, itertools.cycle(COLOURS[1:])):
@@ -143,7 +148,7 @@ def loss_chart(run: TrainingRun, restarts: Sequence[float] = ()) -> Markup:
         curves.append(Curve(label, x, [low] * 2, COLOURS[3], "band", high=[high] * 2))
     if restarts:
         curves.append(Curve("restart", restarts, (), GREY, "rule"))
-    return chart(curves, "nats per token")
+    return chart(curves, "nats per token", clicked=clicked)
 
 
 def _scores(run: TrainingRun, split: str, label: str, colour: str) -> Curve:

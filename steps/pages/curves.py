@@ -55,6 +55,7 @@ def chart(
     logarithmic: str = "",
     from_zero: str = "",
     reach: float = 0.0,
+    clicked: tuple[str, str] = ("", ""),
 ) -> Markup:
     """Curves over a common axis; empty if no value is finite.
 
@@ -63,6 +64,8 @@ def chart(
         logarithmic: the axes, such as "xy", that begin logarithmic if they can.
         from_zero: the axes whose linear form begins at zero.
         reach: least end of the linear vertical axis, so that small values do not look large.
+        clicked: what a click on a value shows: a command, and a link to the page that it writes,
+            both with STEP for the value of x; nothing if empty.
     """
     shown = sorted((e for curve in curves for e in _prepared(curve)), key=lambda c: not c.faint)
     values = {
@@ -81,6 +84,8 @@ def chart(
     }
     for name in "xy":
         data[name]["log"] = name in logarithmic and data[name]["logarithmic"] is not None
+    if clicked[0]:
+        data["clicked"] = clicked
     data["curves"] = [
         {
             "label": curve.label,

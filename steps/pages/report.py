@@ -70,7 +70,7 @@ def render(
         figures=cards(model, scores, record, account),
         splits=splits_table(scores) if scores else [],
         tasks=tasks_table(scores) if scores else [],
-        curves=training_charts(record, account),
+        curves=training_charts(record, account, _rewind(model, directory)),
         times=time_charts(account),
         attempts=attempts_table(account),
         startups=startup_table(account),
@@ -138,14 +138,23 @@ def _configurations(ancestors: list[Ancestor]) -> list[tuple[str, Any]]:
     return [*found, ("environment of the last step", environment)]
 
 
-def training_charts(record: TrainingRun, account: Account | None) -> list[tuple[str, str]]:
+def _rewind(model: Checkpoint, directory: str) -> tuple[str, str]:
+    """What shows the documents behind a step, see `steps.pages.curves.chart`."""
+    name, store = model.path.rpartition("/")[2], directory.rpartition("/attempts/")[0]
+    up = "../" * (directory.removeprefix(store).count("/") + 1)
+    return f"ponente rewind {name} STEP --page", quote(f"{up}reports/rewind-{name}-STEP.html")
+
+
+def training_charts(
+    record: TrainingRun, account: Account | None, clicked: tuple[str, str] = ("", "")
+) -> list[tuple[str, str]]:
     """(caption, SVG) of every metric that has a value per step."""
     from steps.pages.charts import PANELS, loss_chart
 
     began = [span.attempt.first_step for span in account.spans[1:]] if account else []
     restarts = [step for step in began if step is not None]
     panels = [(panel.caption, panel.of_run(record)) for panel in PANELS]
-    return [("Loss", loss_chart(record, restarts)), *panels]
+    return [("Loss", loss_chart(record, restarts, clicked)), *panels]
 
 
 def time_charts(account: Account | None) -> list[tuple[str, str]]:

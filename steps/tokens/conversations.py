@@ -113,29 +113,24 @@ def conversations(
             template's tokens, the template gives no loss, or a row is no conversation.
     """
     from data.chat.encoder import ChatEncoder
-    from data.read.records import record_spans
 
     loaded, text = tokenizer.load(), read_template(template)
     encoder = ChatEncoder(loaded, text)
-    spans = record_spans(source, columns.names)
+    items = items_of(
+        source,
+        splits,
+        columns=columns,
+        template=text,
+        tokenizer=tokenizer.file,
+        digest=loaded.digest,
+        length=sequence_length,
+        seed=seed,
+        skip_invalid=skip_invalid,
+    )
     with run.shard("vocabulary") as directory:
         token_bytes = json.dumps(loaded.token_bytes.tolist()).encode()
         storage.write_atomic(storage.join(directory, "token_bytes.json"), token_bytes)
         storage.write_atomic(storage.join(directory, FILE), text.encode())
-    items = {
-        name: ConversationGroup(
-            spans=group,
-            hashes=hashes,
-            columns=columns,
-            template=text,
-            tokenizer=tokenizer.file,
-            digest=loaded.digest,
-            length=sequence_length,
-            seed=seed,
-            skip_invalid=skip_invalid,
-        )
-        for name, group, hashes in _tasks(spans, splits)
-    }
     written = list(run.map(conversations_shard, items).values())
     names = (TRAIN, *(name for name, _ in splits))
     found = {split: _summary(run, split, written) for split in names}
@@ -155,6 +150,19 @@ def conversations(
         "tokenizer": loaded.digest,
         "splits": found,
         "headline": [line],
+    }
+
+
+def items_of(
+    source: str, splits: Sequence[tuple[str, float]], *, columns: Columns, **about: Any
+) -> dict[str, ConversationGroup]:
+    """What each task reads, by the name of the shard that it writes."""
+    from data.read.records import record_spans
+
+    spans = record_spans(source, columns.names)
+    return {
+        name: ConversationGroup(spans=group, hashes=hashes, columns=columns, **about)
+        for name, group, hashes in _tasks(spans, splits)
     }
 
 
@@ -178,16 +186,10 @@ def conversations_shard(directory: str, item: ConversationGroup) -> Mapping[str,
     import numpy as np
 
     from data.cache.token_shard import write_shard
-    from data.chat.rows import UNPREDICTED, pack_rows, shortened
+    from data.chat.rows import pack_rows
 
-    encoder, size = _encoder(item.tokenizer, item.digest, item.template)
     counts: Counter[str] = Counter()
-    kept = []
-    for encoded in _encoded(item, encoder, counts):
-        short, what = shortened(encoded, item.length)
-        counts[what] += 1
-        if what != UNPREDICTED:
-            kept.append(short)
+    kept, size = [each for _, each in conversations_of(item, counts)], _encoder(item)[1]
     rows = pack_rows(kept, item.length, size)
     written = write_shard(
         storage.join(directory, "cache"),
@@ -211,8 +213,28 @@ def conversations_shard(directory: str, item: ConversationGroup) -> Mapping[str,
     }
 
 
+def conversations_of(
+    item: ConversationGroup, counts: Counter[str]
+) -> Iterator[tuple[tuple[int, int], Encoded]]:
+    """(number of the span, of the record in it) of each conversation in the rows, and its tokens.
+
+    In the order of the source; counts all of them by what became of them.
+    """
+    from data.chat.rows import UNPREDICTED, shortened
+
+    for place, encoded in _encoded(item, _encoder(item)[0], counts):
+        short, what = shortened(encoded, item.length)
+        counts[what] += 1
+        if what != UNPREDICTED:
+            yield place, short
+
+
+def _encoder(item: ConversationGroup) -> tuple[ChatEncoder, int]:
+    return _load_encoder(item.tokenizer, item.digest, item.template)
+
+
 @functools.lru_cache(maxsize=1)
-def _encoder(url: str, digest: str, template: str) -> tuple[ChatEncoder, int]:
+def _load_encoder(url: str, digest: str, template: str) -> tuple[ChatEncoder, int]:
     from data.chat.encoder import ChatEncoder
     from data.tokenizer.text_tokenizer import TextTokenizer
 
@@ -222,15 +244,15 @@ def _encoder(url: str, digest: str, template: str) -> tuple[ChatEncoder, int]:
 
 def _encoded(
     item: ConversationGroup, encoder: ChatEncoder, counts: Counter[str]
-) -> Iterator[Encoded]:
+) -> Iterator[tuple[tuple[int, int], Encoded]]:
     """The conversations of the task's split, in the order of the source; counts the invalid."""
     from data.read.records import read_records
     from data.select.document_hash import document_hash
 
     begin, end = item.hashes
-    rendered: list[str] = []
-    for span in item.spans:
-        for record in read_records(span, item.columns.names):
+    places, rendered = list[tuple[int, int]](), list[str]()
+    for at, span in enumerate(item.spans):
+        for number, record in enumerate(read_records(span, item.columns.names)):
             try:
                 if record.wrong:
                     raise ValueError(record.wrong)
@@ -238,6 +260,7 @@ def _encoded(
                 (hashed,) = document_hash([json.dumps(messages)], item.seed).tolist()
                 if begin <= hashed < end:
                     rendered.append(encoder.template.render(messages))
+                    places.append((at, number))
             except ValueError as error:
                 # Every span is read for the training split once, which counts them.
                 counts["invalid"] += begin == 0
@@ -247,9 +270,9 @@ def _encoded(
                         "skip_invalid=True"
                     ) from error
             if len(rendered) == _AT_ONCE:
-                yield from encoder.encode_rendered(rendered)
-                rendered = []
-    yield from encoder.encode_rendered(rendered)
+                yield from zip(places, encoder.encode_rendered(rendered), strict=True)
+                places, rendered = [], []
+    yield from zip(places, encoder.encode_rendered(rendered), strict=True)
 
 
 def _summary(run: StepContext, split: str, written: Sequence[Shard]) -> dict[str, Any]:

@@ -83,10 +83,7 @@ def integer_rows(
         InputError: the source cannot be read, or a row is too long or has a null or an id that is
             out of range.
     """
-    import numpy as np
-
-    from data.batches.feistel import FeistelPermutation, derive_key
-    from data.read.integer_rows import RowFormat, divide, list_spans
+    from data.read.integer_rows import RowFormat
 
     layout = RowFormat(
         column=column,
@@ -95,12 +92,7 @@ def integer_rows(
         vocab_size=vocab_size,
         padding=padding,
     )
-    spans = list_spans(source, layout)
-    if not spans:
-        raise InputError(f"{source}: expected rows, found Parquet files without any")
-    shuffle = FeistelPermutation(len(spans), derive_key("integer_rows", seed))
-    order = shuffle(np.arange(len(spans))).tolist()
-    divided = divide(spans, order, splits)
+    divided = divided_rows(source, layout, splits, seed)
     with run.shard("vocabulary") as directory:
         token_bytes = json.dumps([0] * vocab_size).encode()
         storage.write_atomic(storage.join(directory, "token_bytes.json"), token_bytes)
@@ -121,6 +113,22 @@ def integer_rows(
             for split, parts in divided.items()
         },
     }
+
+
+def divided_rows(
+    source: str, layout: RowFormat, splits: Sequence[tuple[str, int]], seed: int
+) -> dict[str, list[RowSpan]]:
+    """The spans of each split, one a shard; `InputError` for a source without rows."""
+    import numpy as np
+
+    from data.batches.feistel import FeistelPermutation, derive_key
+    from data.read.integer_rows import divide, list_spans
+
+    spans = list_spans(source, layout)
+    if not spans:
+        raise InputError(f"{source}: expected rows, found Parquet files without any")
+    shuffle = FeistelPermutation(len(spans), derive_key("integer_rows", seed))
+    return divide(spans, shuffle(np.arange(len(spans))).tolist(), splits)
 
 
 def rows_shard(directory: str, item: _Item) -> Mapping[str, Any]:

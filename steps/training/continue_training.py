@@ -20,9 +20,11 @@ from steps.gang import FLAGS, TRACKING
 from steps.training.budget import resolved
 from steps.training.plan.continued import (
     check_data,
+    check_end,
     check_state,
     checkpoint_at,
     continued_optimizer,
+    continues,
     steps_of_checkpoint,
 )
 from steps.training.plan.facts import ELSEWHERE, training_facts
@@ -99,7 +101,8 @@ def extend(
 
     Args:
         checkpoint: the run to continue, or an imported model.
-        sequences: the same ones as in training; for an imported model any of its tokenizer.
+        sequences: the same ones as in training, or these `without` documents that the checkpoint
+            has not read; for an imported model any of its tokenizer.
         optimizer: of the same kind as in training; schedule and learning rates may differ.
         train: with more steps than the checkpoint has done.
         at: step of the checkpoint to continue from; None for the last one.
@@ -115,12 +118,13 @@ def extend(
             'as of warm_start(..., take="model")'
         )
         take, first = "model", train.steps
-    elif checkpoint.sequences.manifest.content != sequences.manifest.content:
+    elif not continues(checkpoint.sequences.manifest.content, sequences.manifest):
         raise InputError(
             f"extend: {checkpoint.path} was trained on {checkpoint.sequences.path}, these "
             f"sequences are {sequences.path}; to train on other data use warm_start"
         )
     else:
+        check_end(sequences, train)
         done, first = checkpoint.train.steps, checkpoint.first_steps
         optimizer = optimizer.continued(at or done, train.steps, first)
     shape, start = model or checkpoint.model, _start(checkpoint, model, take, at)

@@ -18,11 +18,11 @@ from pipeline.graph.declaration import Declaration, load_experiment
 from pipeline.identity.secret_text import refuse_secrets
 from pipeline.launch import TARGETS
 from pipeline.store import storage
-from steps.cli import dashboard, dial, export, generate
+from steps.cli import dashboard, dial, export, generate, rewind, trace_document
 from tests.docs.pages import ROOT, Block, blocks, inline_code, pages
 
 SHELL = ("sh", "bash", "")
-LIBRARY = ("generate", "export", "compare", "dial", "dashboard")
+LIBRARY = ("generate", "export", "compare", "dial", "dashboard", "rewind", "trace")
 PLACEHOLDER = "FILE"
 REAL_OVERRIDE = options.override
 
@@ -107,6 +107,7 @@ def _ponente(words: list[str]) -> None:
         assert {w for w in rest if w.startswith("-")} <= {"--output", "--forecasts"}
     elif verb in LIBRARY:
         parsers = {"generate": generate, "export": export, "dial": dial, "dashboard": dashboard}
+        parsers |= {"rewind": rewind, "trace": trace_document}
         parsers[verb]._parser().parse_args(rest)
     else:
         file = next((word for word in rest if word.endswith(".py") or word == PLACEHOLDER), None)

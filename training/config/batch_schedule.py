@@ -100,3 +100,17 @@ def batch_phases(train: TrainConfig) -> tuple[BatchPhase, ...]:
         found.append(BatchPhase(first, end, rows, pieces, data_offset))
         data_offset += (end - first) * rows
     return tuple(found)
+
+
+def read_by(train: TrainConfig, step: int) -> tuple[BatchPhase, range]:
+    """The phase of a step, counted from 1, and the positions in the data's order that it reads."""
+    phase = next(phase for phase in reversed(batch_phases(train)) if phase.first < step)
+    begin = phase.data_offset + (step - 1 - phase.first) * phase.rows
+    return phase, range(begin, begin + phase.rows)
+
+
+def step_that_reads(train: TrainConfig, position: int) -> tuple[BatchPhase, int, int]:
+    """The inverse of `read_by`: the phase, the step, and which of the step's rows is `position`."""
+    phase = next(p for p in reversed(batch_phases(train)) if p.data_offset <= position)
+    batch, row = divmod(position - phase.data_offset, phase.rows)
+    return phase, phase.first + 1 + batch, row

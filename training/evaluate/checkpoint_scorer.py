@@ -84,7 +84,7 @@ class Scorer:
     """
 
     def __init__(self, job: ScoreJob, devices: Sequence[jax.Device] | None = None) -> None:
-        train, self._layout = _placed(job.model, job.train, devices)
+        train, self._layout = placed(job.model, job.train, devices)
         self._job = job
         backend = attention_backend(
             job.model, train, self._layout.platform, self._layout.chip
@@ -142,14 +142,14 @@ def load_scored(
     Raises:
         CorruptOutput: the checkpoint's files are missing or changed.
     """
-    train, layout = _placed(model, train, devices)
+    train, layout = placed(model, train, devices)
     boundaries = Boundaries(eos_id=eos_id, separate=train.separate_documents)
     size = batch_size or train.evaluation_batch
     likelihood = Likelihood(model, train, layout, boundaries, batch_size=size)
     return likelihood, load_model_onto(layout, checkpoint, model)
 
 
-def _placed(
+def placed(
     model: TransformerConfig, train: TrainConfig, devices: Sequence[jax.Device] | None
 ) -> tuple[TrainConfig, Layout]:
     """The configuration with every "auto" resolved for these devices, and their layout.

@@ -7,6 +7,7 @@ device; the training loop builds it for `jax.devices()` and runs it.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -126,7 +127,8 @@ def build_programs(
         begins=begins,
     )
     abstract = abstract_state(model, transformation, layout, train)
-    evaluation_step = make_evaluation_step(train, layout, found.evaluation.backend, boundaries)
+    unpadded = dataclasses.replace(boundaries, padded=False)
+    evaluation_step = make_evaluation_step(train, layout, found.evaluation.backend, unpadded)
 
     def program(resolved: ResolvedPhase) -> Program:
         config, (backend, backend_reason) = resolved.train, resolved.backend

@@ -109,10 +109,10 @@ def make_evaluation_step(
 ) -> EvaluationStep:
     """Jitted (model, tokens, lengths, token_bytes) -> nll, tokens and bytes per sequence, [batch].
 
-    Negative log-likelihoods are in nats, float32; the counts are int32.
+    Negative log-likelihoods are in nats, float32; the counts are int32. Held-out splits have no
+    padding: there, EOS after EOS is an empty document, which counts, so their `boundaries` are not
+    `padded`.
     """
-    # Held-out splits have no padding: there, EOS after EOS is an empty document, which counts.
-    unpadded = dataclasses.replace(boundaries, padded=False)
 
     def evaluation_step(
         model: Transformer, stored: jax.Array, lengths: jax.Array, token_bytes: jax.Array
@@ -129,7 +129,7 @@ def make_evaluation_step(
             )
         # Position i predicts token i + 1, which must lie before the end of its sequence.
         counted = jnp.arange(1, tokens.shape[1])[None] < lengths[:, None]
-        if (unmasked := unpadded.counted(stored)) is not None:
+        if (unmasked := boundaries.counted(stored)) is not None:
             counted = counted & unmasked.array[:, :-1]
         target_bytes = jnp.where(counted, token_bytes[tokens[:, 1:]], 0)
         return (

@@ -34,11 +34,14 @@ from training.trainer.run_context import RunContext
 def data_offset(data: DatasetSpec, train: TrainConfig, step: int) -> dict[str, Any]:
     """The data offset after `step`, as JSON values: sequences read, their length, and the order."""
     rows = rows_read(train, step)
-    return {"rows": rows, "sequence_length": data.sequence_length, "order": _order(data)}
+    return {"rows": rows, "sequence_length": data.sequence_length, "order": _order(data, rows)}
 
 
-def _order(data: DatasetSpec) -> str:
-    """Digest of everything that decides the tokens of sequence n; file locations are left out."""
+def _order(data: DatasetSpec, rows: int) -> str:
+    """Digest of everything that decides the tokens of sequence n; file locations are left out.
+
+    Positions are moved in a part of the order: those among the first `rows` count.
+    """
     sources = [
         {
             "shards": [[shard.tokens, shard.check] for shard in source.shards],
@@ -49,7 +52,9 @@ def _order(data: DatasetSpec) -> str:
         for source in data.sources
     ]
     phases = [[phase.start, [float(w).hex() for w in phase.weights]] for phase in data.phases]
-    return digest([sources, phases, data.sequence_length, data.tokenizer, data.seed])
+    moved = [[list(pair) for pair in data.moved if pair[0] < rows]]
+    more = moved if any(moved) else []  # so that other orders keep their digest
+    return digest([sources, phases, data.sequence_length, data.tokenizer, data.seed, *more])
 
 
 def check_data_offset(stored: dict[str, Any], wanted: dict[str, Any], path: str) -> None:

@@ -62,7 +62,8 @@ for (const chart of document.querySelectorAll('.chart')) {
     row.append(text);
     values.append(row);
   }
-  function hide() { values.replaceChildren(); marks.replaceChildren(); }
+  let clicked = null;
+  function hide() { clicked = null; values.replaceChildren(); marks.replaceChildren(); }
   function show(event) {
     const box = svg.getBoundingClientRect(), pointer = (event.clientX - box.left) * 400 / box.width;
     const near = [];
@@ -79,6 +80,7 @@ for (const chart of document.querySelectorAll('.chart')) {
     hide();
     if (!near.length) return;
     const nearest = near.reduce((a, b) => b.far < a.far ? b : a), x = nearest.curve.x[nearest.i];
+    clicked = x;
     line('', `${data.x.label} ${shown(x)}`);
     for (const { curve, i, y, at } of near) {
       const own = curve.x[i] === x ? '' : ` (${shown(curve.x[i])})`;
@@ -94,4 +96,16 @@ for (const chart of document.querySelectorAll('.chart')) {
   }
   svg.onpointermove = svg.onpointerdown = show;
   svg.onpointerleave = hide;
+  if (data.clicked) {
+    const said = document.createElement('p'), link = document.createElement('a');
+    said.className = 'soft';
+    link.textContent = 'this page';
+    svg.onclick = () => {
+      if (!(clicked > 0)) return;
+      const [command, page] = data.clicked.map(text => text.replace('STEP', clicked));
+      link.href = page;
+      said.replaceChildren(`${command} writes `, link);
+      chart.append(said);
+    };
+  }
 }

@@ -111,3 +111,17 @@ def test_negative_positions_are_refused():
     """There is nothing before the first sequence."""
     with pytest.raises(IndexError):
         shuffle(10).rows(np.array([-1]))
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    sequences=st.integers(1, 300),
+    io_block_size=st.integers(1, 20),
+    window_blocks=st.integers(1, 9),
+    epoch=st.integers(0, 3),
+)
+def test_a_place_is_where_the_order_reads_the_row(sequences, io_block_size, window_blocks, epoch):
+    """Of every row of every epoch, whichever block is short."""
+    order = shuffle(sequences, io_block_size, window_blocks, seed=epoch * 7)
+    rows = order.rows(np.arange(sequences) + epoch * sequences)
+    assert [order.place(row, epoch) for row in rows.tolist()] == list(range(sequences))

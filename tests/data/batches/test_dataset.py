@@ -1,5 +1,6 @@
 """A position's sequence is the mixture's and the shuffle's choice, looked up by hand."""
 
+import collections
 import dataclasses
 
 import numpy as np
@@ -8,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data.batches.block_shuffle import BlockShuffle
-from data.batches.dataset import Dataset
+from data.batches.dataset import Dataset, Piece
 from data.batches.mixture import Mixture, MixturePhase
+from data.cache.token_array import TokenArray
 from pipeline.errors import InputError
 from tests.data.token_shards import rows_of, source, spec, write_shards
 
@@ -106,3 +108,68 @@ def test_positions_that_are_not_there_are_refused(stored):
     for some in (sources, sources[:1]):
         with Dataset(spec(*some)) as dataset, pytest.raises(IndexError):
             dataset.rows(np.array([0, -1]))
+
+
+@settings(max_examples=15, deadline=None)
+@given(data=st.data(), mixed=st.booleans(), end=st.integers(1, 900))
+def test_a_token_is_traced_to_every_position_that_reads_it(stored, data, mixed, end):
+    """By brute force over all positions: those whose sequence has a token of the piece."""
+    names = list(SIZES) if mixed else ["web"]
+    sources = [source(stored[name][0], name, seed=9) for name in names]
+    phases = PHASES if mixed else ()
+    with Dataset(spec(*sources, phases=phases, seed=1)) as dataset:
+        number = data.draw(st.integers(0, len(names) - 1))
+        shard = data.draw(st.sampled_from([n for n, s in enumerate(SIZES[names[number]]) if s]))
+        size = SIZES[names[number]][shard]
+        begin = data.draw(st.integers(0, size - 1))
+        piece = Piece(number, shard, begin, data.draw(st.integers(1, size - begin)))
+        found = dataset.positions(piece, end)
+        rows = dataset.rows(np.arange(end))
+        stop = piece.begin + piece.size
+        for row in range(dataset.sequences):
+            there = any(
+                p[:2] == piece[:2] and p.begin < stop and begin < p.begin + p.size
+                for p in dataset.pieces(row)
+            )
+            assert there == (row in found)
+            if there:
+                assert found[row].tolist() == np.flatnonzero(rows == row).tolist()
+        chosen, epochs = dataset.origins(np.arange(end))
+        read = collections.Counter()
+        for at, row in enumerate(rows.tolist()):  # an epoch counts how often it was read before
+            assert epochs[at] == read[row]
+            assert chosen[at] == dataset.pieces(row)[0].source
+            read[row] += 1
+
+
+@settings(max_examples=15, deadline=None)
+@given(rows=st.lists(st.integers(0, 100), min_size=1, max_size=5))
+def test_pieces_have_the_tokens_of_their_row(stored, rows):
+    """Read from the shards one piece at a time, joined tails included."""
+    shards, expected = stored["web"]
+    with Dataset(spec(source(shards))) as dataset, TokenArray(shards, 60_002) as array:
+        for row in rows:
+            pieces = dataset.pieces(row)
+            starts = np.concatenate([[0], array.shard_ends])
+            read = [array.read(starts[[p.shard]] + p.begin, p.size)[0].tolist() for p in pieces]
+            assert [token for part in read for token in part] == expected[row]
+
+
+@settings(max_examples=15, deadline=None)
+@given(data=st.data(), end=st.integers(1, 400))
+def test_a_moved_position_reads_what_another_would(stored, data, end):
+    """Rows, epochs and their inverse, by brute force over all positions."""
+    shards, _ = stored["web"]
+    pairs = data.draw(st.dictionaries(st.integers(0, 299), st.integers(300, 500), max_size=9))
+    moved = tuple(sorted(pairs.items()))
+    whole = spec(source(shards))
+    with Dataset(whole) as plain, Dataset(dataclasses.replace(whole, moved=moved)) as dataset:
+        positions = np.arange(end)
+        unmoved = np.array([pairs.get(at, at) for at in positions.tolist()])
+        assert dataset.rows(positions).tolist() == plain.rows(unmoved).tolist()
+        for found, wanted in zip(dataset.origins(positions), plain.origins(unmoved), strict=True):
+            assert found.tolist() == wanted.tolist()
+        piece = Piece(0, 0, data.draw(st.integers(0, 2900)), 40)
+        rows = dataset.rows(positions)
+        for row, found in dataset.positions(piece, end).items():
+            assert found.tolist() == np.flatnonzero(rows == row).tolist()

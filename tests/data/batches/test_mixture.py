@@ -171,3 +171,14 @@ def test_bad_phases_are_refused():
 def test_no_positions_are_no_choices():
     """An empty request is answered."""
     assert [len(part) for part in mixture((1, 1)).choose(np.empty(0, np.int64))] == [0, 0]
+
+
+@settings(max_examples=25, deadline=None)
+@given(data=st.data(), made=mixtures(), extra=st.integers(1, 2 * BLOCK))
+def test_a_position_is_the_inverse_of_a_choice(data, made, extra):
+    """Any position's source and index lead back to it, across phases and their short blocks."""
+    mix, phases = made
+    end = phases[-1].start + extra
+    positions = data.draw(st.lists(st.integers(0, end - 1), min_size=1, max_size=20))
+    chosen = zip(*(found.tolist() for found in mix.choose(np.array(positions))), strict=True)
+    assert [mix.position(source, index) for source, index in chosen] == positions

@@ -106,3 +106,24 @@ def test_a_length_below_one_is_refused():
         row_count([5], 0)
     with pytest.raises(InputError, match="sequence_length=-1"):
         SequenceReader(Listed([5]), -1)
+
+
+@settings(max_examples=80, deadline=None)
+@given(data=st.data(), sizes=sizes_of_shards, length=lengths)
+def test_pieces_are_where_the_tokens_are_and_back(data, sizes, length):
+    """Pieces hold a row's tokens inside shards; a span of a shard is in the rows that show it."""
+    cut = data.draw(st.integers(0, len(sizes)))
+    sources = [cut, len(sizes) - cut]
+    tokens = Listed(sizes)
+    reader = SequenceReader(tokens, length, sources)
+    parts = [tokens.shards[:cut], tokens.shards[cut:]]
+    rows = [row for part in parts for row in rows_of(part, length)]
+    for row, expected in enumerate(rows):
+        pieces = reader.pieces(row)
+        assert [t for start, size in pieces for t in range(start, start + size)] == expected
+    shard = data.draw(st.sampled_from(range(len(sizes))))
+    begin = data.draw(st.integers(0, sizes[shard]))
+    end = data.draw(st.integers(begin, sizes[shard]))
+    wanted = set(tokens.shards[shard][begin:end])
+    found = reader.rows_with(shard, begin, end).tolist()
+    assert found == [number for number, row in enumerate(rows) if wanted & set(row)]

@@ -16,7 +16,15 @@ from pipeline.errors import InputError
 from tests.training import tiny
 from training.checkpoint.restore import load_model
 from training.config import OptimizerConfig, TrainConfig
-from training.config.batch_schedule import batch_phases, dropped, due, kept_for_good
+from training.config.batch_schedule import (
+    batch_phases,
+    dropped,
+    due,
+    kept_for_good,
+    read_by,
+    rows_read,
+    step_that_reads,
+)
 from training.cost.memory_estimate import GIB
 from training.cost.memory_plan import Devices
 from training.cost.resolved_run import resolve_run
@@ -248,3 +256,23 @@ def test_due(step, every, keep, milestones):
     kept = step in milestones or step == 200 or (keep > 0 and step in range(keep, 201, keep))
     assert kept_for_good(step, train) == kept
     assert due(step, train) == (kept or step in range(every, 201, every))
+
+
+@given(steps=st.integers(1, 12), sizes=SIZES, cuts=CUTS)
+def test_a_position_is_read_by_one_step(steps, sizes, cuts):
+    """Steps read all positions once, in order, and a position leads back to its step and row."""
+    config = TrainConfig(
+        steps=steps,
+        batch_size=4,
+        sequence_length=16,
+        batch_schedule=tuple(sorted(sizes.items())),
+        length_schedule=tuple(sorted(cuts.items())),
+    )
+    read = [(step, list(read_by(config, step)[1])) for step in range(1, steps + 1)]
+    assert [at for _, positions in read for at in positions] == list(
+        range(rows_read(config, steps))
+    )
+    for step, positions in read:
+        assert [step_that_reads(config, at)[1:] for at in positions] == [
+            (step, row) for row in range(len(positions))
+        ]

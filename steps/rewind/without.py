@@ -1,0 +1,97 @@
+"""The same order of training without some documents, from a point on."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from models.shape.validation import at_least
+from pipeline import InputError, Result, StepContext, step
+from steps.artifacts import Sequences
+
+if TYPE_CHECKING:
+    from data.batches.dataset import Dataset
+    from steps.rewind.parts import Part
+
+
+def _check(arguments: Mapping[str, Any]) -> None:
+    start, end = arguments["start"], arguments["end"]
+    at_least("without", start=(start, 0), end=(end, start + 1))
+    if not arguments["documents"]:
+        raise InputError("without: expected documents to leave out, found none; give their ids")
+
+
+@step(output=Sequences, version=1, check=_check)
+def without(
+    run: StepContext, order: Sequences, *, documents: tuple[str, ...], start: int, end: int
+) -> Result:
+    """The sequences of `order` without some documents, for `extend` from a checkpoint before them.
+
+    A sequence that has any of a document's tokens is replaced, from `start` to `end`: by the first
+    ones after `end` that have none. All others stay where they are.
+
+    Args:
+        documents: ids, or "FILE:ROW" of a source, counted from 0.
+        start: sequences that the checkpoint has read.
+        end: sequences that the whole run reads.
+    """
+    from data.batches.dataset import Dataset
+    from steps.rewind.parts import part_of
+
+    parts = [part_of(each.cache) for each in order.parts or [order]]
+    spec = order.dataset()
+    with Dataset(spec) as dataset:
+        read = _read(dataset, parts, documents, end)
+        moved = sorted({at for positions in read.values() for at in positions if at >= start})
+        others = _others(dataset, set(read), end, len(moved))
+    if not moved:
+        run.warn(f"no sequence from {start:,} to {end:,} has any of the documents")
+    pairs = {**dict(spec.moved), **dict(zip(moved, others, strict=True))}
+    return {
+        **order.result,
+        "moved": [list(pair) for pair in sorted(pairs.items())],
+        "end": end,
+        "headline": [f"{len(moved):,} of {end - start:,} sequences replaced"],
+    }
+
+
+def _read(
+    dataset: Dataset, parts: Sequence[Part], documents: Sequence[str], end: int
+) -> dict[int, list[int]]:
+    """By row with any of the documents, the positions before `end` that read it."""
+    from data.batches.dataset import Piece
+    from steps.rewind.parts import Wanted
+    from steps.rewind.sights import place_of
+
+    places = {each: place for each in documents if (place := place_of(each)) is not None}
+    wanted: dict[str, Wanted] = {each: Wanted(place=place) for each, place in places.items()}
+    wanted[""] = Wanted(tuple(each for each in documents if each not in places))
+    left, found = set(documents), dict[int, list[int]]()
+    for source, part in enumerate(parts):
+        for name, one in wanted.items():
+            for shard, number in part.find(one):
+                (origin,), held = part.origins(shard, [number]), part.held(shard)
+                left -= {name, origin.id or ""}
+                for index in (held.documents == number).nonzero()[0].tolist():
+                    piece = Piece(source, shard, int(held.begins[index]), int(held.sizes[index]))
+                    rows = dataset.positions(piece, end)
+                    found |= {row: positions.tolist() for row, positions in rows.items()}
+    if left:
+        raise InputError(
+            f"without: no training document is {min(left)!r}; give ids, or FILE:ROW of a source"
+        )
+    return found
+
+
+def _others(dataset: Dataset, rows: set[int], end: int, count: int) -> list[int]:
+    """The first positions from `end` on that read none of `rows`."""
+    import numpy as np
+
+    found: list[int] = []
+    for first in itertools.count(end, max(count, 1)):
+        if len(found) >= count:
+            return found[:count]
+        positions = np.arange(first, first + count)
+        found += positions[~np.isin(dataset.rows(positions), list(rows))].tolist()
+    return found

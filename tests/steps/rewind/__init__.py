@@ -1,0 +1,1 @@
+"""Tests of rewind: documents behind steps."""

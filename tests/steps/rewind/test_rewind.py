@@ -1,0 +1,291 @@
+"""Rewound batches are those that the trainer was fed, and documents those of the sources."""
+
+from __future__ import annotations
+
+import collections
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from data.batches.dataset import Dataset
+from data.batches.loader import Loader
+from models.jax_numerics import fixed_numerics
+from pipeline.errors import InputError
+from steps.checkpoints.load import load
+from steps.cli import rewind as verb
+from steps.cli import trace_document as trace_verb
+from steps.pages.compare import record_of
+from steps.rewind.batch import Rewinder
+from steps.rewind.run import open_run
+from steps.rewind.sights import trace
+from tests.pipeline.helpers import ledgers
+from tests.steps.rewind import kinds
+from training.config.batch_schedule import read_by
+
+pytestmark = pytest.mark.slow
+KINDS = (
+    *("lines", "groups", "mapped", "integers", "chats", "packed", "mix", "scheduled"),
+    *("extended", "warm"),
+)
+VOCAB, EOS = 257, 256
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """By kind, a run's directory and the batches that its trainer was fed."""
+    root = tmp_path_factory.mktemp("kinds")
+    nodes = kinds.trainings(root)
+    assert set(nodes) == set(KINDS)
+    found = {kind: kinds.fed(root / "store", node) for kind, node in nodes.items()}
+    return {**found, "nodes": nodes}
+
+
+def _of(runs):
+    return [(kind, runs[kind]) for kind in KINDS]
+
+
+@pytest.fixture(scope="module")
+def rewound(runs):
+    """By kind, the open rewinder of the run."""
+    found = {kind: Rewinder(open_run(output.path)) for kind, (output, _) in _of(runs)}
+    yield found
+    for each in found.values():
+        each.dataset.close()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_batches_are_what_the_trainer_was_fed(runs, rewound, kind):
+    """Of every step, those of an extended run before it began included."""
+    fed = runs[kind][1]
+    if kind == "extended":
+        assert rewound[kind].run.began == 8
+        fed = [*runs["lines"][1][:8], *fed]
+    assert len(fed) == rewound[kind].run.train.steps
+    for step, batch in enumerate(fed, 1):
+        assert np.array_equal(rewound[kind].stored_ids(step), batch)
+
+
+@pytest.mark.parametrize("processes", [1, 2, 4])
+@pytest.mark.parametrize("kind", ["scheduled", "mix"])
+def test_batches_do_not_depend_on_the_number_of_hosts(rewound, kind, processes):
+    """Each process of a pod reads its own rows with the training's loader."""
+    rewinder = rewound[kind]
+    for step in (1, 4, 8, 10):
+        phase, _ = read_by(rewinder.run.train, step)
+        parts = []
+        for rows in np.split(np.arange(phase.rows * phase.pieces), processes):
+            with (
+                Dataset(rewinder.spec) as dataset,
+                Loader(
+                    dataset,
+                    batch_size=phase.rows,
+                    rows=phase.read_rows(rows),
+                    start_batch=step - 1 - phase.first,
+                    first=phase.data_offset,
+                    threads=1,
+                    prefetch_batches=1,
+                ) as loader,
+            ):
+                parts.append(phase.cut(next(loader), rows))
+        assert np.array_equal(np.concatenate(parts), rewinder.stored_ids(step))
+
+
+def expected_ids(origin, rewinder) -> list[int] | None:
+    """The tokens of a document, from its source's file by another reader; None of a chat."""
+    if origin.file.endswith("rows.parquet"):
+        return pq.read_table(origin.file)["input_ids"][origin.row].as_py()
+    if origin.file.endswith(".parquet"):
+        return [*pq.read_table(origin.file)["text"][origin.row].as_py().encode(), EOS]
+    with open(origin.file) as file:
+        rows = [json.loads(line) for line in file if line.strip()]
+    if "messages" in rows[origin.row]:
+        return None
+    own, text = rows[origin.row]["id"], rows[origin.row]["text"]
+    assert origin.id.partition("/")[0] == own
+    return [*(text.upper() if origin.id.endswith("/0") else text).encode(), EOS]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_have_the_tokens_of_their_documents(rewound, kind):
+    """Read from the source at the place that is given; what no document has is EOS."""
+    rewinder = rewound[kind]
+    for step in (1, 7, 10):
+        ids = rewinder.stored_ids(step)
+        batch = rewinder.batch(step, losses=False)
+        assert [row.row for row in batch.rows] == list(range(len(ids)))
+        for row, stored in zip(batch.rows, ids % VOCAB, strict=True):
+            left = np.ones(len(stored), bool)
+            for each in row.documents:
+                left[each.first : each.first + each.tokens] = False
+                found = stored[each.first : each.first + each.tokens].tolist()
+                wanted = expected_ids(each.origin, rewinder)
+                if wanted is None:
+                    words = bytes(i for i in found if i < EOS).decode(errors="replace")
+                    assert "".join(each.text.split())[:20] in "".join(words.split())
+                    assert "nstruction" in words or each.after or "esponse" in words
+                    continue
+                wanted = [*wanted, *[0] * (len(found) if kind == "integers" else 0)]
+                assert found == wanted[each.after : each.after + each.tokens]
+            padding = {"chats": 0}.get(kind, EOS)
+            assert (stored[left] == padding).all()
+            if kind not in ("packed", "chats"):
+                assert not left.any()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_trace_finds_every_row_that_shows_a_document(rewound, kind):
+    """By brute force over all batches of the run, by id, by the row of its file, and by words."""
+    rewinder = rewound[kind]
+    shown = collections.defaultdict(list)
+    for step in range(1, rewinder.run.train.steps + 1):
+        for row in rewinder.batch(step, losses=False).rows:
+            for each in row.documents:
+                key = each.origin.id, each.origin.file, each.origin.row
+                shown[key].append((step, row.row, each.first, each.tokens, row.epoch))
+    for own, file, row in list(shown)[::9]:
+        names = [f"{file}:{row}", *([own] if own is not None else [])]
+        for name in names:
+            for origin, sights in trace(rewinder, name):
+                found = [(s.step, s.row, s.first, s.tokens, s.epoch) for s in sights]
+                assert sorted(found) == shown.get((origin.id, origin.file, origin.row), [])
+            assert (own, file, row) in [(o.id, o.file, o.row) for o, _ in trace(rewinder, name)]
+
+
+def test_trace_by_words_of_the_text(rewound):
+    """Which are in one document alone."""
+    for kind in ("lines", "packed"):
+        ((origin, _),) = trace(rewound[kind], "document 47: ")
+        assert origin.id == "doc-47"
+    with pytest.raises(InputError, match="none of its training documents is 'no such words'"):
+        list(trace(rewound["lines"], "no such words"))
+
+
+def direct(model, row: np.ndarray, kind: str) -> tuple[float, int]:
+    """Summed nll and counted tokens of stored ids, from the logits of each document alone."""
+    predicted = np.ones(len(row), bool)
+    if kind in ("chats", "integers"):
+        predicted = row < VOCAB
+    tokens, starts = row % VOCAB, [0]
+    if kind == "packed":
+        starts += [i for i in range(1, len(row)) if row[i] == EOS]
+        predicted[1:] &= ~((tokens[:-1] == EOS) & (tokens[1:] == EOS))
+    if kind == "chats":
+        starts += [i for i in range(1, len(row)) if row[i] >= 2 * VOCAB]
+    nll, counted = 0.0, 0
+    for begin, end in zip(starts, [*starts[1:], len(row)], strict=True):
+        logits = np.asarray(model(tokens[begin:end]), np.float64)
+        norm = np.log(np.exp(logits - logits.max(-1, keepdims=True)).sum(-1)) + logits.max(-1)
+        # The last token of a document predicts the next one's first: EOS, where that counts.
+        for at in range(begin, min(end, len(row) - 1)):
+            if predicted[at + 1]:
+                nll += norm[at - begin] - logits[at - begin, tokens[at + 1]]
+                counted += 1
+    return nll, counted
+
+
+@pytest.mark.parametrize("kind", ["lines", "packed", "chats", "integers"])
+def test_losses_are_those_of_a_direct_evaluation(runs, rewound, kind):
+    """Row by row, from logits in float64 of each document by itself, within 1e-5."""
+    with fixed_numerics():
+        output, model = runs[kind][0], None
+        batch = rewound[kind].batch(10)
+        assert batch.checkpoint == 8
+        model = load(output.at(8))
+        for row, ids in zip(batch.rows, rewound[kind].stored_ids(10), strict=True):
+            nll, counted = direct(model, ids, kind)
+            assert row.counted == counted
+            assert row.loss == pytest.approx(nll / counted, abs=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["lines", "packed", "chats", "mix", "scheduled", "extended"])
+def test_the_loss_after_a_checkpoint_is_the_one_of_training(runs, rewound, kind):
+    """No update lies between the checkpoint of step 8 and the loss of step 9."""
+    batch = rewound[kind].batch(9)
+    trained = {row["step"]: row["loss"] for row in record_of(runs[kind][0].path).history}
+    assert batch.checkpoint == 8
+    assert batch.loss == pytest.approx(trained[9], abs=1e-5)
+
+
+def test_steps_without_a_checkpoint_have_no_losses(rewound):
+    """Step 4 and those before have none; a new run begins with the model that it took."""
+    assert rewound["lines"].batch(4).checkpoint is None
+    assert rewound["lines"].batch(4).rows[0].loss is None
+    assert rewound["warm"].batch(1).checkpoint == 0
+    with pytest.raises(InputError, match="a step from 1 to 10, found 11"):
+        rewound["lines"].batch(11)
+
+
+@pytest.fixture
+def copied(runs, tmp_path):
+    """A copy of the store of all kinds, to damage."""
+    store = runs["lines"][0].path.rpartition("/")[0]
+    shutil.copytree(store, tmp_path / "store")
+    return lambda kind: f"{tmp_path}/store/{runs[kind][0].path.rpartition('/')[2]}"
+
+
+def test_an_unfinished_run_is_rewound_from_what_it_recorded_at_its_start(rewound, copied):
+    """Without a manifest there is the record of its data, and checkpoints in its ledger."""
+    path = copied("mix")
+    Path(path, "manifest.json").unlink()
+    with Rewinder(open_run(path)) as rewinder:
+        assert np.array_equal(rewinder.stored_ids(7), rewound["mix"].stored_ids(7))
+        assert rewinder.batch(9).loss == pytest.approx(rewound["mix"].batch(9).loss, abs=1e-6)
+    with pytest.raises(InputError, match="found none"):
+        open_run(f"{path}-not")
+
+
+def test_a_resumed_run_is_rewound(runs, rewound, copied):
+    """Steps after the checkpoint of another attempt are what that attempt would have read."""
+    path = copied("packed")
+    Path(path, "manifest.json").unlink()
+    (ledger,) = ledgers(path)
+    for name in ("checkpoint/00000008", "checkpoint/00000010", "record"):
+        Path(ledger.record(name)).unlink()
+    _, fed = kinds.fed(path.rpartition("/")[0], runs["nodes"]["packed"])
+    assert len(fed) == 6
+    for step, batch in zip(range(5, 11), fed, strict=True):
+        assert np.array_equal(rewound["packed"].stored_ids(step), batch)
+
+
+def test_what_is_gone_is_said(rewound, copied, tmp_path):
+    """Without the documents there is the batch and its text; a changed source is named."""
+    path = copied("lines")
+    rewinder = Rewinder(open_run(path))
+    documents = rewinder.parts[0].cache.input_paths["documents"]
+    shutil.rmtree(documents)
+    (first, *_), expected = rewinder.batch(3, losses=False).rows, rewound["lines"].batch(3)
+    assert first.documents[0].text == expected.rows[0].documents[0].text
+    assert first.documents[0].origin.id is None
+    assert "are gone" in first.documents[0].origin.why
+    with pytest.raises(InputError, match="build them again"):
+        list(trace(rewinder, "doc-1"))
+
+
+def test_the_verbs(runs, capsys, tmp_path):
+    """Text of at most 100 columns, one JSON object a step, and a page without other resources."""
+    path, page = runs["packed"][0].path, tmp_path / "page.html"
+    assert verb.run([path, "9..10", "--page", str(page)]) == 0
+    text = capsys.readouterr().out.splitlines()
+    assert max(map(len, text[:-1])) <= 100
+    assert text[0].startswith("step 9: 8 rows of 32 tokens, loss 5.")
+    assert "under the checkpoint of step 8" in text[0]
+    written = page.read_text()
+    assert "doc-" in written
+    assert "part-0.jsonl:" in written
+    assert "http" not in written.replace("http://www.w3.org", "")
+    assert verb.run([path, "9..10", "--no-loss", "--json"]) == 0
+    found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [each["step"] for each in found] == [9, 10]
+    assert found[0]["rows"][0]["loss"] is None
+    own = found[0]["rows"][0]["documents"][0]["origin"]["id"]
+    assert trace_verb.run([own, path, "--json"]) == 0
+    seen = json.loads(capsys.readouterr().out)["seen"]
+    assert 9 in [each["step"] for each in seen]
+    assert verb.run([path, "--spikes"]) == 0
+    for wrong in (["1", "--spikes"], [], ["2..1"], ["x"], ["0"]):
+        with pytest.raises(InputError):
+            verb.run([path, *wrong])
