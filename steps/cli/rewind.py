@@ -58,7 +58,7 @@ def history(path: str) -> list[dict[str, Any]]:
     from steps.pages.compare import record_of
 
     try:
-        return record_of(path).history
+        return record_of(path, path).history
     except InputError:
         return []
 

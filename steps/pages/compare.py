@@ -235,7 +235,7 @@ def _numbered(names: Sequence[str]) -> list[str]:
     return [f"{name} {number}" for number, name in enumerate(names, 1)]
 
 
-def record_of(argument: str) -> TrainingRun:
+def record_named(argument: str) -> TrainingRun:
     """The run that an argument `directory` or `name=directory` names."""
     name, named, url = argument.partition("=")
     if not named or "/" in name:  # the "=" belongs to a path
@@ -278,7 +278,7 @@ def main(arguments: Sequence[str]) -> int:
     if not options.runs:
         flags.error("the following arguments are required: runs")
     output = storage.normalise(options.output)
-    records = [record_of(each) for each in options.runs]
+    records = [record_named(each) for each in options.runs]
     storage.write_atomic(output, render(records).encode())
     for line in within(records):
         say(line)

@@ -158,7 +158,7 @@ def scored_run(path, loss, nll=None):
         row = SequenceLosses.row("text", np.float32(nll), np.full(len(nll), 10))
         entries.append({"kind": "sequences", "step": 2, "split": "validation", **row})
     lines(path, [*steps(1, 2), *entries])
-    return compare.record_of(f"{path.name}={path}")
+    return compare.record_named(f"{path.name}={path}")
 
 
 def test_differences_of_losses_have_standard_errors_where_sequences_are_known(tmp_path):
@@ -206,4 +206,4 @@ def test_a_name_ends_at_the_first_equals_sign(tmp_path, monkeypatch):
         ("./lr=1e-3", "lr=1e-3"),
         (f"{tmp_path}/lr=1e-3", "lr=1e-3"),
     ):
-        assert compare.record_of(argument).name == name
+        assert compare.record_named(argument).name == name

@@ -118,7 +118,7 @@ def behind(path: str) -> dict[int, set[str | None]]:
     """The documents of the row with the highest loss, by step that stood out."""
     found = {}
     with Rewinder(open_run(path)) as rewinder:
-        for spike in spikes(record_of(path).history, 9):
+        for spike in spikes(record_of(path, path).history, 9):
             row = max(rewinder.batch(spike.step).rows, key=lambda row: row.loss or 0.0)
             found[spike.step] = {each.origin.id for each in row.documents}
     return found
