@@ -88,7 +88,7 @@ def plan(context: Context) -> int:
     shown = [entry for entry in found if entry.node.key in named or not named]
     reasons = {e.node.key: list(explain(found, e, context.store)) for e in shown if named}
     there = {e.node.key: e.found for e in found if e.found is not None}
-    outputs = Published(there, context.store.prefix)
+    outputs = Published(there, context.store.prefix, learning=not context.options.no_learning)
     stated = step_facts.state([entry.node for entry in shown if entry.needed], outputs)
     if context.options.json:
         if not context.options.no_compile:

@@ -108,6 +108,7 @@ FLAGS: dict[str, dict[str, Any]] = {
         **_switch("without the compiler; or PONENTE_NO_COMPILE"),
         "default": bool(os.environ.get("PONENTE_NO_COMPILE")),
     },
+    "no_learning": _switch("predict by published figures alone, not by the store's finished runs"),
     "on": _flag(
         "sky, kuberay, gcloud (managed group), queued (queued resource), or local: this machine "
         "imitates the hosts",
@@ -143,7 +144,9 @@ class Verb:
 VERBS = {
     "run": Verb("bring every step up to date", _RUN),
     "plan": Verb(
-        "what a run would do, and why; of steps every reason", (*_RUN, "json", "html"), "[STEP ...]"
+        "what a run would do, and why; of steps every reason",
+        (*_RUN, "no_learning", "json", "html"),
+        "[STEP ...]",
     ),
     "status": Verb(
         "progress of the steps, and the last runs", (*_CHOICE, "json", "watch"), "[STEP ...]"

@@ -17,12 +17,15 @@ Results = Mapping[str, Mapping[str, Any]]
 
 
 class Published(dict[str, Mapping[str, Any]]):
-    """Results of the outputs in the store at `prefix`; `places` are (URL, manifest) by key."""
+    """Results of the outputs in the store at `prefix`; `places` are (URL, manifest) by key.
 
-    def __init__(self, found: Mapping[str, Found], prefix: str) -> None:
+    `learning`: whether forecasts are corrected by what other outputs of the store measured.
+    """
+
+    def __init__(self, found: Mapping[str, Found], prefix: str, *, learning: bool = True) -> None:
         super().__init__({key: each.manifest.result for key, each in found.items()})
         self.places = {key: (each.path, each.manifest) for key, each in found.items()}
-        self.prefix = prefix
+        self.prefix, self.learning = prefix, learning
 
 
 @dataclass(frozen=True)

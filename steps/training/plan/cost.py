@@ -1,25 +1,17 @@
-"""Predicted time and cost of a whole run, and the speed of the last one on this machine."""
+"""Predicted time and cost of a whole run."""
 
 from __future__ import annotations
 
-import contextlib
 import math
-import os
-import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from models.shape.footprint import training_flops_per_token
 from pipeline.accelerators import Chip
-from pipeline.errors import CorruptOutput
-from pipeline.graph.facts import Published, Results
 from pipeline.prices import price_of
-from pipeline.store import manifest, storage
-from steps.artifacts import Checkpoint
 from steps.training.plan.declared_run import DeclaredRun
 from training.config import TrainConfig
-from training.config.batch_schedule import rows_read
 from training.cost.memory_estimate import optimizer_bytes
+from training.cost.resolved_run import ResolvedPhase
 from training.cost.step_time import Forecast
 
 START_SECONDS = 120.0
@@ -30,8 +22,6 @@ SAVE_BYTES = 32e9
 guide)."""
 PREEMPTIONS_A_DAY = 2.0
 """An assumption for spot slices, since no rate is published."""
-_STEPS = ("train-", "extend-", "warm_start-")
-_MOST = 8  # outputs that are looked into for a measured speed, the newest first
 
 
 @dataclass(frozen=True)
@@ -50,7 +40,7 @@ class RunTime:
         return self.steps + self.start + self.checkpoints + self.evaluations
 
 
-def checkpoint_bytes(run: DeclaredRun) -> float:
+def checkpoint_bytes(run: DeclaredRun | ResolvedPhase) -> float:
     """Bytes of one checkpoint: float32 parameters, their average, and the optimizer's state."""
     average = run.train.ema or run.train.average_last
     parameters = (8 if average else 4) * run.model.parameter_count
@@ -104,44 +94,3 @@ def money(run: DeclaredRun, chip: Chip, times: tuple[RunTime, RunTime]) -> list[
             low, high = (rate * run.hardware.devices * each / 3600 for each in seconds)
             found.append(f"${low:,.2f} to ${high:,.2f} {how}")
     return [f"{', '.join(found)} ({price.source}, {price.date})"]
-
-
-def speed_here(results: Results, devices: int) -> tuple[float, str] | None:
-    """FLOP/s on this machine's CPUs and the output that they were measured in.
-
-    The FLOPs are of all steps of its attempts, with causal attention; their time is that between
-    the first step and the last without evaluations and saves. None where no training on this
-    machine with so many devices is in the store, or the store is not on a disk.
-    """
-    for run in _newest(results):
-        train, flops, seconds = run.train, 0.0, 0.0
-        length = train.sequence_length
-        for attempt in run.attempts:
-            if attempt.devices == devices and attempt.first_step is not None:
-                last, first = (rows_read(train, n) for n in (attempt.last_step, attempt.first_step))
-                tokens = (last - first) * length
-                flops += tokens * training_flops_per_token(run.model, length, causal=True)
-                seconds += attempt.buckets.get("step", 0.0)
-        if flops and seconds:
-            return flops / seconds, run.path.rpartition("/")[2]
-    return None
-
-
-def _newest(results: Results) -> Iterator[Checkpoint]:
-    """Trainings in a local store that this machine did on its CPUs, the newest first."""
-    prefix = results.prefix if isinstance(results, Published) else ""
-    if not prefix or not storage.is_local(prefix):
-        return
-    found = []
-    for name in filter(lambda name: name.startswith(_STEPS), storage.list_names(prefix)):
-        with contextlib.suppress(OSError):
-            path = storage.join(prefix, name)
-            written = os.stat(storage.local_path(storage.join(path, manifest.NAME))).st_mtime
-            found.append((written, path))
-    for _, path in sorted(found, reverse=True)[:_MOST]:
-        with contextlib.suppress(CorruptOutput):
-            made = manifest.load(path)
-            if made is None or made.provenance.get("host") != socket.gethostname():
-                continue
-            if "cpu" in made.result.get("measured", {}).get("devices", ""):
-                yield Checkpoint(path, made)

@@ -20,8 +20,9 @@ from steps.scaling_law.forecast import SHARE, LossForecast, forecast_of
 from steps.scaling_law.published_curves import published
 from steps.training.budget import told_epochs
 from steps.training.plan import memory
-from steps.training.plan.cost import checkpoint_bytes, money, run_time, speed_here
+from steps.training.plan.cost import checkpoint_bytes, money, run_time
 from steps.training.plan.declared_run import DeclaredRun, declared_run, model_of
+from steps.training.plan.experience import Hardware, Learned, predicted
 from steps.training.plan.memory import GIB, MemoryFit
 from training.config import TrainConfig
 from training.config.batch_schedule import rows_read
@@ -29,7 +30,7 @@ from training.config.train import INSTALL, TRACKERS
 from training.cost import step_time
 from training.cost.audit import CURES, Flaw
 from training.cost.resolved_run import ResolvedRun, lint, resolve_run
-from training.cost.step_time import Forecast, forecast
+from training.cost.step_time import forecast
 
 
 def training_facts(node: Node, results: Results) -> Facts:
@@ -51,11 +52,12 @@ def training_facts(node: Node, results: Results) -> Facts:
         return Facts((*lines, f"{need}; this machine's accelerators are not checked"), data)
     train = run.whole if run.steps else run.train
     resolved = resolve_run(run.model, run.optimizer, train, devices, done=run.done)
+    store = results.prefix if isinstance(results, Published) and results.learning else ""
+    learned = predicted(resolved.largest, Hardware.of(devices.chip), store)
     if chip is None:
         line, refusal = _on_this_machine(run, resolved.largest.estimate.activations * devices.count)
-        return Facts((*lines, line, *_speed_here(run, results, devices.count)), data, refusal)
+        return Facts((*lines, line, *_speed_here(run, resolved, learned, data)), data, refusal)
     fit = memory.MemoryFit(resolved.largest)
-    step = forecast(resolved.largest, chip)
     lines.append(f"memory      by formula {fit.line(chip.name)}")
     data["memory"] = {
         "source": "formula",
@@ -67,9 +69,9 @@ def training_facts(node: Node, results: Results) -> Facts:
     if not fit.fits:
         return _too_large(run, fit, lines, data)
     lines += _program(resolved, data)
-    lines += _speed(run, fit, step, chip, data)
+    lines += _speed(run, fit, learned, data)
     if run.steps:
-        lines += _whole_run(run, resolved, step, chip, data)
+        lines += _whole_run(run, resolved, learned, chip, data)
     return Facts(tuple(lines), data, examine=_examination(run))
 
 
@@ -186,15 +188,18 @@ def _on_this_machine(run: DeclaredRun, activations: float) -> tuple[str, str]:
     return line + (short if state + activations > available else ""), ""
 
 
-def _speed_here(run: DeclaredRun, results: Results, devices: int) -> list[str]:
-    """A line about the time of the steps that are left, by the last training on this machine."""
-    if not run.flops or (measured := speed_here(results, devices)) is None:
-        return []
-    speed, name = measured
-    return [
-        f"measured    {speed / 1e9:,.1f} GFLOP/s in {name} on this machine, so about "
-        f"{run.flops / speed / 3600:.2f} h of steps"
-    ]
+def _speed_here(
+    run: DeclaredRun, resolved: ResolvedRun, learned: Learned, data: dict[str, Any]
+) -> list[str]:
+    """Lines about the time of a step, and of those that are left, on this machine's CPU."""
+    step = learned.step
+    data["predicted"] = learned.data
+    left = ""
+    if run.steps:
+        chip = learned.hardware.device(resolved.largest.devices.count)
+        mean = _mean_seconds(run, resolved, chip) / learned.table.seconds * step.seconds
+        left = f", about {(run.steps - run.done) * mean / 3600:.2f} h of steps"
+    return [f"predicted   {learned.range}{left}", f"            {learned}"]
 
 
 def _too_large(run: DeclaredRun, fit: MemoryFit, lines: list[str], data: dict[str, Any]) -> Facts:
@@ -219,31 +224,28 @@ def _too_large(run: DeclaredRun, fit: MemoryFit, lines: list[str], data: dict[st
     return Facts(tuple(lines), data, examine=examine)
 
 
-def _speed(
-    run: DeclaredRun, fit: MemoryFit, step: Forecast, chip: Chip, data: dict[str, Any]
-) -> list[str]:
-    fast, slow = step.range
+def _speed(run: DeclaredRun, fit: MemoryFit, learned: Learned, data: dict[str, Any]) -> list[str]:
+    step = learned.step
     shares = ", ".join(f"{kind} {part:.0%}" for kind, part in step.shares.items() if part >= 0.005)
     data["predicted"] = {
-        "step_seconds": [fast, step.seconds, slow],
-        "tokens_per_second": [step.tokens / each for each in (slow, step.seconds, fast)],
+        **learned.data,
         "mfu_causal": step.mfu,
         "mfu_full_attention": step.mfu_full,
-        "shares": step.shares,
         "error_median": step_time.ERROR,
         "error_90": step_time.ERROR_90,
     }
     low, high = step_time.UNTUNED
     lines = [
-        f"predicted   {fast:.3g} to {slow:.3g} s per step (middle {step.seconds:.3g}), "
-        f"{step.tokens / slow:,.0f} to {step.tokens / fast:,.0f} tokens/s, MFU about "
-        f"{step.mfu:.0%} causal, {step.mfu_full:.0%} full attention",
+        f"predicted   {learned.range}, MFU about {step.mfu:.0%} causal, {step.mfu_full:.0%} full "
+        "attention",
         f"            shares of its time: {shares}; remat {fit.train.remat}, "
         f"{fit.train.parallel.sharding}",
         f"            error on published runs, their source left out: median "
         f"{step_time.ERROR:.0%}, 90th percentile {step_time.ERROR_90:.0%} "
         f"(docs/predictions.md); untuned runs took {low:g} to {high:g} times the middle",
     ]
+    if learned.runs:
+        lines[-1] = f"            {learned}"
     length, kind = run.train.sequence_length, run.hardware.kind
     wasted = lint(run.model, fit.train.parallel, platform=kind, sequence_length=length)
     return [*lines, *(f"            {sentence}" for sentence in wasted)]
@@ -264,9 +266,10 @@ def _program(resolved: ResolvedRun, data: dict[str, Any]) -> list[str]:
 
 
 def _whole_run(
-    run: DeclaredRun, resolved: ResolvedRun, step: Forecast, chip: Chip, data: dict[str, Any]
+    run: DeclaredRun, resolved: ResolvedRun, learned: Learned, chip: Chip, data: dict[str, Any]
 ) -> list[str]:
-    share, train = _mean_seconds(run, resolved, chip) / step.seconds, resolved.largest.train
+    share, step = _mean_seconds(run, resolved, chip) / learned.table.seconds, learned.step
+    train = resolved.largest.train
     ends = tuple(run_time(run, train, step, share * seconds) for seconds in step.range)
     fast, slow = ends
     data["run"] = {"fast": dataclasses.asdict(fast), "slow": dataclasses.asdict(slow)}
