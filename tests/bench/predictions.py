@@ -189,7 +189,8 @@ def page() -> str:
         "`ponente plan` predicts a step's seconds by `training/cost/step_time.py`, a roofline by",
         f"parts with {len(PRIOR)} fitted numbers. Here every row is predicted by numbers fitted",
         "without any row of its source; its form was chosen with all rows in sight. An",
-        "error of +10% means predicted 10% slower. None of it was measured by this project;",
+        "error of +10% means predicted 10% slower. None of it was measured by this project, and",
+        "[your own runs correct it](#what-your-own-runs-change);",
         "what one GPU took is in [On NVIDIA GPUs](gpus.md). No row has [our attention",
         "kernel](attention.md): there `plan` scales the time of scores by the ratio of scheduled",
         "cycles, which is the compiler's and was never measured.",
@@ -207,7 +208,9 @@ def page() -> str:
     for title, values in column.items():
         groups += [(f"{title} {v}", np.array([x == v for x in values])) for v in _sorted(values)]
     table = [f"| {name} | {summary(errors[chosen])} |" for name, chosen in groups]
-    table += [*_classes(rows, predicted), *_pods(rows)]
+    from tests.bench.learned_rows import section
+
+    table += [*_classes(rows, predicted), *_pods(rows), *section(rows)]
     worst = _worst(published, predicted, errors)
     every = _rows(published, predicted, errors)
     return "\n".join([*head, *table, *worst, *every, *_left_out(left_out)])

@@ -41,6 +41,7 @@ from training.cost.step_time import Forecast, forecast
 
 STEP = "step"
 """Field of a training's `measured`, see `steps.training.measured_step`."""
+_LEAST_STEPS = 5  # a shorter run has little but the slow first steps
 _OTHER = (InputError, CorruptOutput, msgspec.ValidationError)
 _OTHER += (KeyError, TypeError, AttributeError, ValueError, ArithmeticError)
 
@@ -108,11 +109,11 @@ class Learned:
 
     def __str__(self) -> str:
         if not self.runs:
-            return f"no run on {self.hardware.words} in this store corrects it"
+            return f"not corrected by runs on {self.hardware.words}"
         profiles = f", {self.profiles} of them with a profile" if self.profiles else ""
         return (
             f"step time x{self.correction.factor:.3g} by {self.runs} run{'s' * (self.runs > 1)} on "
-            f"{self.hardware.words} in this store{profiles}; --no-learning leaves it out"
+            f"{self.hardware.words} in this store{profiles}"
         )
 
 
@@ -174,7 +175,7 @@ def _said(path: str) -> tuple[Measurement, ...]:
         run, record = Checkpoint(path, made), made.result["measured"][STEP]
         phase = phase_of(run)
         chip = hardware_of(record["hardware"]).device(phase.devices.count)
-        if math.isfinite(record["seconds"]) and record["seconds"] > 0:
+        if 0 < record["seconds"] < math.inf and record["steps"] >= _LEAST_STEPS:
             said = measurements(
                 forecast(phase, chip), phase, record["seconds"], record.get("parts", {})
             )

@@ -95,7 +95,7 @@ def test_the_plan_of_a_store_without_runs_is_the_table(store, trained):
     found = predicted(phase, CPU, store())
     assert found.step == dataclasses.replace(found.table, times=found.step.times)
     assert found.step.seconds == pytest.approx(found.table.seconds)
-    assert str(found) == "no run on this CPU in this store corrects it"
+    assert str(found) == "not corrected by runs on this CPU"
 
 
 def test_runs_of_this_hardware_correct_the_plan_and_others_do_not(store, trained):
@@ -133,11 +133,12 @@ def test_a_bounded_number_of_trainings_is_read_once(store, trained, monkeypatch)
 
 def test_damaged_and_older_records_say_nothing(store, trained):
     """Another version's fields, no time, no record: the others count."""
-    url = store(0.0, math.inf, 1.0, 1.0, 1.0)
+    url = store(0.0, math.inf, 1.0, 1.0, 1.0, 1.0)
     above = Path(url)
     for name, change in (
         ("train-000002", lambda step: step["hardware"].pop("cores")),
         ("train-000003", lambda step: step.clear()),
+        ("train-000004", lambda step: step.update(steps=4)),
     ):
         path = above / name / "manifest.json"
         tree = json.loads(path.read_text())
@@ -159,9 +160,8 @@ def test_the_plan_says_what_corrected_it(trained, tmp_path):
     first, second = (line for line in found.lines if line.startswith(("predicted", "    ")))
     assert f"(middle {middle:.3g})" in first
     assert first.endswith(f"about {800 * middle / 3600:.2f} h of steps")
-    assert second.strip() == (
-        f"step time x{learned['factor']:.3g} by 1 run on this CPU in this store; "
-        "--no-learning leaves it out"
+    assert (
+        second.strip() == f"step time x{learned['factor']:.3g} by 1 run on this CPU in this store"
     )
     without = facts(url, learning=False, steps=800).data["predicted"]
     assert without["step_seconds"] == pytest.approx(learned["step_seconds_without"])
