@@ -5,6 +5,7 @@ It is the field "step" of the result's `measured`, which no key and no digest co
     hardware         `TrainResult.hardware`
     seconds, steps   median time of a step of the largest batch phase without waits for data, over
                      so many steps of the last attempt
+    disturbed        deviation of the logarithm of their times, by the 10th and 90th percentile
     waiting          share of those steps' time in which the devices waited for data
     parts            seconds of a step by kind of work, where steps were profiled
     memory_bytes     peak of the fullest device; not of CPUs
@@ -30,6 +31,8 @@ from training.config import OptimizerConfig, TrainConfig
 from training.cost.resolved_run import ResolvedPhase
 from training.metrics.profile_parts import PARTS, TRACES
 
+_TENTHS = 2 * 1.2816  # deviations of a normal distribution between its first and last tenth
+
 if TYPE_CHECKING:
     from training.metrics.goodput import AttemptTime
 
@@ -54,10 +57,14 @@ def measured_step(
     if not counted:
         return {}
     spent, waited = (math.fsum(row[name] for row in counted) for name in ("seconds", "data_wait"))
+    times = sorted(row["seconds"] - row["data_wait"] for row in counted)
+    tenth = len(times) // 10
+    low, high = (max(each, 1e-9) for each in (times[tenth], times[-1 - tenth]))
     found: dict[str, Any] = {
         "hardware": dict(hardware),
-        "seconds": statistics.median(row["seconds"] - row["data_wait"] for row in counted),
+        "seconds": statistics.median(times),
         "steps": len(counted),
+        "disturbed": math.log(high / low) / _TENTHS,
         "waiting": waited / spent if spent else 0.0,
         "compile_seconds": last.buckets.get("compile", 0.0),
     }

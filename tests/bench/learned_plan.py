@@ -83,7 +83,7 @@ def report(runs: Sequence[Checkpoint]) -> None:
     took = np.array([step["seconds"] for step in steps])
     said = {
         profiles: [
-            measurements(t, p, s["seconds"], s["parts"] if profiles else {})
+            measurements(t, p, s["seconds"], s.get("parts", {}) if profiles else {}, s["disturbed"])
             for t, p, s in zip(tables, phases, steps, strict=True)
         ]
         for profiles in (False, True)

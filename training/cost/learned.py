@@ -48,11 +48,14 @@ class Measurement:
     Attributes:
         shares: of the predicted time by kind; their sum is 1.
         place: logarithms of the program's sizes; empty for one kind's time.
+        disturbed: deviation of the logarithm of single steps' times, 0 where it is not known: the
+            devices did other work too, and the run says less.
     """
 
     ratio: float
     shares: Mapping[str, float]
     place: tuple[float, ...] = ()
+    disturbed: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -96,12 +99,18 @@ def place_of(run: ResolvedPhase) -> tuple[float, ...]:
 
 
 def measurements(
-    step: Forecast, run: ResolvedPhase, seconds: float, parts: Mapping[str, float]
+    step: Forecast,
+    run: ResolvedPhase,
+    seconds: float,
+    parts: Mapping[str, float],
+    disturbed: float = 0.0,
 ) -> list[Measurement]:
     """What a step that took `seconds` says, and a profile's seconds of some kinds, if any."""
-    found = [Measurement(seconds / step.seconds, step.shares, place_of(run))]
-    known = {kind: each for kind, each in parts.items() if each > 0 and step.times[kind] > 0}
-    return found + [Measurement(v / step.times[kind], {kind: 1.0}) for kind, v in known.items()]
+    ratios = {k: each / step.times[k] for k, each in parts.items() if each and step.times[k]}
+    return [
+        Measurement(seconds / step.seconds, step.shares, place_of(run), disturbed),
+        *(Measurement(ratio, {k: 1.0}, disturbed=disturbed) for k, ratio in ratios.items()),
+    ]
 
 
 def correction(
@@ -119,18 +128,15 @@ def correction(
     asked, every = len(every), [*every, *measured]
     weights = np.array([[each.shares.get(kind, 0.0) for kind in KINDS] for each in every])
     between = spread.hardware**2 + spread.kind**2 * weights @ weights.T
-    between += spread.program**2 * np.array([[_alike(a, b) for b in every] for a in every])
+    nowhere = (math.nan,) * len(place)  # a kind alone has no program, and nothing in common with it
+    places = np.array([each.place or nowhere for each in every])
+    squares = np.square(places[:, None] - places[None]).sum(axis=2)
+    between += spread.program**2 * np.nan_to_num(np.exp(-squares / (2 * _ALIKE**2)))
     across, among = between[:asked, asked:], between[asked:, asked:]
-    noise = [(spread.noise if each.place else spread.part) ** 2 for each in measured]
+    usual = [spread.noise if each.place else spread.part for each in measured]
+    noise = [a**2 + each.disturbed**2 for a, each in zip(usual, measured, strict=True)]
     gain = np.linalg.solve(among + np.diag(noise), across.T).T
     step, *kinds = np.exp(gain @ np.log([each.ratio for each in measured])).tolist()
     before = between[0, 0] + spread.noise**2
     left = max(before - gain[0] @ across[0], spread.noise**2)
     return Correction(step, dict(zip(KINDS, kinds, strict=True)), math.sqrt(left / before))
-
-
-def _alike(one: Measurement, other: Measurement) -> float:
-    """Correlation of the programs' own terms; none of a kind alone."""
-    if not one.place or not other.place:
-        return 0.0
-    return math.exp(-(math.dist(one.place, other.place) ** 2) / (2 * _ALIKE**2))

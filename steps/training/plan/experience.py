@@ -176,8 +176,6 @@ def _said(path: str) -> tuple[Measurement, ...]:
         phase = phase_of(run)
         chip = hardware_of(record["hardware"]).device(phase.devices.count)
         if 0 < record["seconds"] < math.inf and record["steps"] >= _LEAST_STEPS:
-            said = measurements(
-                forecast(phase, chip), phase, record["seconds"], record.get("parts", {})
-            )
-            return tuple(said)
+            took = record["seconds"], record.get("parts", {}), record["disturbed"]
+            return tuple(measurements(forecast(phase, chip), phase, *took))
     return ()

@@ -50,7 +50,7 @@ def store(trained, tmp_path):
             directory.mkdir(parents=True)
             tree = json.loads(Path(trained, "manifest.json").read_text())
             step = tree["result"]["measured"][STEP]
-            step["seconds"] = each
+            step |= {"seconds": each, "disturbed": 0.2}
             step["hardware"] |= changes
             (directory / "manifest.json").write_text(json.dumps(tree))
         return str(tmp_path / "store")
@@ -74,7 +74,9 @@ def test_a_training_records_what_was_predicted_beside_what_it_measured(trained, 
     rows = run.rows("history")
     took = np.median([row["seconds"] - row["data_wait"] for row in rows])
     assert record["seconds"] == pytest.approx(took)
-    assert record["steps"] == len(rows)
+    assert record["steps"] == len(rows) == 8
+    ends = np.sort([row["seconds"] - row["data_wait"] for row in rows])[[0, -1]]  # of 8 steps
+    assert record["disturbed"] == pytest.approx(math.log(ends[1] / ends[0]) / 2.5632)
     waited, spent = (sum(row[name] for row in rows) for name in ("data_wait", "seconds"))
     assert record["waiting"] == pytest.approx(waited / spent)
     (attempt,) = run.attempts
@@ -110,7 +112,7 @@ def test_runs_of_this_hardware_correct_the_plan_and_others_do_not(store, trained
     found = predicted(phase, CPU, store(*times))
     shares = np.array(list(table.shares.values()))
     prior = CPUS.hardware**2 + CPUS.kind**2 * shares @ shares + CPUS.program**2
-    shrunk = prior / (prior + CPUS.noise**2 / 3)
+    shrunk = prior / (prior + (CPUS.noise**2 + 0.2**2) / 3)
     mean = math.log(24) / 3
     assert math.log(found.correction.factor) == pytest.approx(shrunk * mean)
     assert found.step.seconds == pytest.approx(found.correction.factor * table.seconds)

@@ -37,7 +37,9 @@ def shares_of(values):
 shares = st.lists(st.floats(0.01, 1), min_size=len(KINDS), max_size=len(KINDS)).map(shares_of)
 ratios = st.floats(0.2, 5.0)
 spreads = st.sampled_from([CHIPS, CPUS])
-runs = st.builds(Measurement, ratios, shares, st.tuples(st.floats(5, 9), st.floats(5, 9)))
+disturbed = st.sampled_from([0.0, 0.3])
+places = st.tuples(st.floats(5, 9), st.floats(5, 9))
+runs = st.builds(Measurement, ratios, shares, places, disturbed)
 parts = st.builds(
     lambda ratio, kind: Measurement(ratio, {kind: 1.0}), ratios, st.sampled_from(KINDS)
 )
@@ -51,10 +53,10 @@ def test_no_run_leaves_the_table(step, spread):
     assert set(found.kinds.values()) == {1.0}
 
 
-@given(shares, ratios, spreads, st.integers(2, 10))
-def test_one_run_moves_the_factor_less_than_several_of_the_same(step, ratio, spread, count):
+@given(shares, ratios, spreads, st.integers(2, 10), disturbed)
+def test_one_run_moves_the_factor_less_than_several_of_the_same(step, ratio, spread, count, noise):
     """And none as far as what they measured; the more, the narrower."""
-    run = Measurement(ratio, step, HERE)
+    run = Measurement(ratio, step, HERE, noise)
     one, many = (correction(step, HERE, [run] * n, spread) for n in (1, count))
     moved = [abs(math.log(each.factor)) for each in (one, many)]
     whole = abs(math.log(ratio))
@@ -83,14 +85,18 @@ def test_the_order_of_runs_does_not_matter(step, before, spread, random):
 
 
 @given(
-    shares, st.lists(parts, max_size=4), st.lists(st.tuples(ratios, shares), max_size=5), spreads
+    shares,
+    st.lists(parts, max_size=4),
+    st.lists(st.builds(Measurement, ratios, shares, st.just(HERE), disturbed), max_size=5),
+    spreads,
 )
 def test_the_factor_is_the_posterior_of_a_linear_model(step, of_parts, steps, spread):
     """Of terms of the hardware, the kinds and the only program, by normal equations."""
-    measured = [*of_parts, *(Measurement(ratio, each, HERE) for ratio, each in steps)]
+    measured = [*of_parts, *steps]
     rows = [[1.0, *(m.shares.get(k, 0.0) for k in KINDS), float(bool(m.place))] for m in measured]
     prior = np.diag([spread.hardware**-2, *[spread.kind**-2] * len(KINDS), spread.program**-2])
-    noise = np.array([spread.noise if m.place else spread.part for m in measured])
+    usual = np.array([spread.noise if m.place else spread.part for m in measured])
+    noise = np.hypot(usual, [m.disturbed for m in measured])
     matrix = np.array(rows).reshape(-1, len(KINDS) + 2)
     precision = prior + (matrix / noise[:, None] ** 2).T @ matrix
     logs = np.log([m.ratio for m in measured])
@@ -125,6 +131,16 @@ def test_a_corrected_step_adds_up_and_profiles_move_their_kind():
     low, high = corrected.ratios
     assert step.ratios[0] < low < 1 < high < step.ratios[1]
     assert measurements(step, phase, 1.0, {"communication": 0.0})[1:] == []
+
+
+def test_a_disturbed_run_says_less():
+    """Its steps' times vary by a third: the factor stays nearer to 1, and the interval wider."""
+    step = shares_of([1.0] * len(KINDS))
+    quiet, busy = (
+        correction(step, HERE, [Measurement(2.0, step, HERE, noise)], CPUS) for noise in (0, 0.3)
+    )
+    assert 1 < busy.factor < quiet.factor
+    assert quiet.narrowed < busy.narrowed < 1
 
 
 def test_a_larger_program_learns_less_from_a_small_one():
