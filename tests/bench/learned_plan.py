@@ -3,7 +3,8 @@
     python -m tests.bench.learned_plan STORE               train what is not there, print errors
     python -m tests.bench.learned_plan STORE --only 0:5    the first five of the trainings
 
-The shapes are drawn with a fixed seed and are all different; the first are trained again with
+The shapes are drawn with a fixed seed and are all different, and train for a time that follows from
+the table, so that another table trains them again; the first are trained again with
 another seed, for what two equal trainings differ by. Every training is profiled for three steps.
 """
 

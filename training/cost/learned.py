@@ -35,8 +35,8 @@ class Spread:
 CHIPS = Spread(hardware=0.12, kind=0.10, program=0.10, noise=0.08, part=0.1)
 """Of the published rows, with each row's group of source and chip as the store of its other rows
 (docs/predictions.md)."""
-CPUS = Spread(hardware=1.0, kind=0.5, program=0.2, noise=0.25, part=0.3)
-"""A guess; other processes share a CPU's cores."""
+CPUS = Spread(hardware=1.0, kind=0.5, program=0.2, noise=0.25, part=1.0)
+"""A guess; other processes share a CPU's cores, and disturb a profile most."""
 _ALIKE = 1.0
 """Distance of two programs, in natural logarithms of their sizes, at which little is common."""
 

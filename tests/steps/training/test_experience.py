@@ -44,13 +44,13 @@ def record(trained):
 def store(trained, tmp_path):
     """A store of trainings that are copies of one, each with its own measured step."""
 
-    def made(*seconds, **changes):
+    def made(*seconds, parts=None, **changes):
         for number, each in enumerate(seconds):
             directory = tmp_path / "store" / f"train-{len(changes)}{number:05d}"
             directory.mkdir(parents=True)
             tree = json.loads(Path(trained, "manifest.json").read_text())
             step = tree["result"]["measured"][STEP]
-            step |= {"seconds": each, "disturbed": 0.2}
+            step |= {"seconds": each, "disturbed": 0.2} | ({"parts": parts} if parts else {})
             step["hardware"] |= changes
             (directory / "manifest.json").write_text(json.dumps(tree))
         return str(tmp_path / "store")
@@ -119,6 +119,24 @@ def test_runs_of_this_hardware_correct_the_plan_and_others_do_not(store, trained
     left = prior * (1 - shrunk) + CPUS.noise**2
     assert found.correction.narrowed == pytest.approx(math.sqrt(left / (prior + CPUS.noise**2)))
     assert (found.runs, found.profiles) == (3, 0)
+
+
+def test_a_profile_on_a_chip_corrects_its_kinds_and_one_on_a_cpu_none(store, trained):
+    """The head took ten times as long as in the table: its share of the corrected step grows."""
+    run = Checkpoint(trained, manifest_of(trained))
+    v6e = {"platform": "tpu", "chip": "v6e", "limit": 2.0**34}
+    record = run.result["measured"][STEP]["hardware"] | v6e
+    chip = experience.resolved(run.model, MINI.optimizer, run.train, record)
+    table = predicted(chip, Hardware("v6e"), "").table
+    url = store(table.seconds, table.seconds, parts={"head": 10 * table.times["head"]}, **v6e)
+    found = predicted(chip, Hardware("v6e"), url)
+    assert (found.runs, found.profiles) == (2, 2)
+    kinds = found.correction.kinds
+    assert max(kinds, key=kinds.get) == "head"
+    assert found.step.shares["head"] > found.table.shares["head"]
+    assert str(found).endswith("by 2 runs on v6e in this store, 2 of them with a profile")
+    url = store(1.0, parts={"head": 1.0})
+    assert predicted(phase_of(run), CPU, url).profiles == 0
 
 
 def test_a_bounded_number_of_trainings_is_read_once(store, trained, monkeypatch):
