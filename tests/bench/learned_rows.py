@@ -43,9 +43,9 @@ CPU = """On a CPU nothing is published, and the table is a guess at a core (40 G
 an interval of 0.15 to 7. `python -m tests.bench.learned_plan STORE` trains 20 small models of
 different shapes (1 to 4 layers of 64 to 256, 64 to 4,096 tokens a step, AdamW and Muon) in one
 store. On two cores that up to a dozen other processes used at the same time, six of them trained
-again differed by 38 % from the first time, a bound for any prediction. The error of the guess was
-40 % in the median (90th percentile 67 %); corrected by the runs before it, 41 % (70 %); by all
-other runs, 25 % (65 %), with 85 % of the runs inside an interval that had become narrower. The
+again differed by 38 % (median) from the first time, which no prediction can know. The guess
+erred by 40 % in the median (90th percentile 67 %); corrected by the runs before it, 41 % (70 %); by
+all other runs, 25 % (65 %), with 85 % of the runs inside an interval that had become narrower. The
 times of single kinds in profiles made it worse there (36 %, 159 %), as operations wait for cores:
 on a CPU they are in reports, and plans learn from whole steps. On a chip, learning from profiles
 was tested on synthetic stores only."""
