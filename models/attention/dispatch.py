@@ -13,6 +13,8 @@ from __future__ import annotations
 import dataclasses
 from functools import partial
 
+import jax
+
 import models.named as hax
 from models.attention.backend_choice import BACKENDS, kernel_obstacle
 from models.attention.blockwise import blockwise
@@ -34,6 +36,7 @@ from models.named import NamedArray
 from pipeline.errors import InputError
 
 
+@jax.named_scope("attention")  # identifies its operations in a profile
 def attend(
     q: NamedArray,
     k: NamedArray,

@@ -94,7 +94,8 @@ def plan(context: Context) -> int:
     shown = [entry for entry in found if entry.node.key in named or not named]
     reasons = {e.node.key: list(explain(found, e, context.store)) for e in shown if named}
     there = {e.node.key: e.found for e in found if e.found is not None}
-    outputs = Published(there, context.store.prefix, context.capacity)
+    learning = not context.options.no_learning
+    outputs = Published(there, context.store.prefix, context.capacity, learning=learning)
     stated = step_facts.state([entry.node for entry in shown if entry.needed], outputs)
     if context.options.budget:
         record = RunRecord("plan", started=time.time(), spot=context.capacity.spot)

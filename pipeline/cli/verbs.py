@@ -106,6 +106,7 @@ FLAGS: dict[str, dict[str, Any]] = {
         **_switch("without the compiler; or PONENTE_NO_COMPILE"),
         "default": bool(os.environ.get("PONENTE_NO_COMPILE")),
     },
+    "no_learning": _switch("predict by published figures alone, not by the store's finished runs"),
     "on": _flag(
         "sky, kuberay, gcluster (Cluster Toolkit), gcloud (managed group), queued (queued "
         "resource), or local: this machine imitates the hosts",
@@ -148,7 +149,7 @@ VERBS = {
     "run": Verb("bring every step up to date", _RUN),
     "plan": Verb(
         "what a run would do, and why; of steps every reason; --on: how it does on hardware",
-        (*_RUN, "json", "html", "on", "batches", "compile"),
+        (*_RUN, "no_learning", "json", "html", "on", "batches", "compile"),
         "[STEP ...]",
         {"on": _flag("time and cost on v6e-8,2xv5e-16,v5p; or all", type=names, default=())},
     ),

@@ -20,15 +20,21 @@ Results = Mapping[str, Mapping[str, Any]]
 class Published(dict[str, Mapping[str, Any]]):
     """Results of the outputs in the store at `prefix`; `places` are (URL, manifest) by key.
 
-    With what the command says of its machines.
+    With what the command says of its machines. `learning`: whether forecasts are corrected by what
+    other outputs of the store measured.
     """
 
     def __init__(
-        self, found: Mapping[str, Found], prefix: str, capacity: Capacity | None = None
+        self,
+        found: Mapping[str, Found],
+        prefix: str,
+        capacity: Capacity | None = None,
+        *,
+        learning: bool = True,
     ) -> None:
         super().__init__({key: each.manifest.result for key, each in found.items()})
         self.places = {key: (each.path, each.manifest) for key, each in found.items()}
-        self.prefix, self.capacity = prefix, capacity or Capacity()
+        self.prefix, self.capacity, self.learning = prefix, capacity or Capacity(), learning
 
 
 @dataclass(frozen=True)

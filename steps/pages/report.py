@@ -17,6 +17,8 @@ from pipeline.store import storage
 from pipeline.store.manifest import KEEP
 from pipeline.store.shards import ATTEMPTS
 from steps.artifacts import Checkpoint, Completions, Report, Scores
+from steps.pages.predicted import memory_table, predicted_table
+from steps.training.plan.experience import STEP
 
 if TYPE_CHECKING:
     from steps.pages.run_record import TrainingRun
@@ -77,6 +79,7 @@ def render(
         completions=text.result["completions"] if text else [],
         samples=samples,
         drawing=draw([_box(ancestor) for ancestor in ancestors]),
+        predicted=predicted_table(model.result["measured"].get(STEP, {})),
         memory=memory_table(model.result["measured"].get("memory", {})),
         data=_data_table(model.sequences.cache.result["splits"]),
         configurations=_configurations(ancestors),
@@ -281,13 +284,6 @@ def _metric(row: dict[str, Any], name: str) -> str:
     metric, comma, rest = name.partition(",")
     error = row.get(f"{metric}_stderr{comma}{rest}", math.nan)
     return f"{value:.3f} ± {error:.3f}" if math.isfinite(error) else f"{value:.3f}"
-
-
-def memory_table(parts: dict[str, float]) -> list[list[str]]:
-    """A row per part of a device's estimated memory, and their sum."""
-    rows = [*parts.items(), ("sum", sum(parts.values()))]
-    unit, name = (2**30, "GiB") if sum(parts.values()) >= 2**29 else (2**20, "MiB")
-    return [["part", name], *([part, f"{size / unit:.2f}"] for part, size in rows)]
 
 
 def _data_table(splits: dict[str, dict[str, Any]]) -> list[list[str]]:

@@ -30,11 +30,8 @@ from models.shape.config import TransformerConfig
 from pipeline import InputError
 from pipeline.errors import CorruptOutput, PonenteError
 from pipeline.identity.fingerprint import canonical, digest, plain, without_defaults
-from pipeline.store import storage
-from pipeline.store.manifest import Manifest, readable
-from pipeline.store.parallel import concurrently
 from steps.artifacts import Checkpoint, Sequences
-from steps.checkpoints.find import is_run
+from steps.checkpoints.finished import TRAIN, manifest_of, trainings
 from steps.measured import recipe_of, without
 from steps.scaling_law.points import Point, groups, point_of, why_not_two_variables
 from training.config import OptimizerConfig, TrainConfig
@@ -54,7 +51,6 @@ models of 0.4 and 1.0 million parameters with three seeds each."""
 _TOO_SHORT = "its runs are too short for a power law: the more tokens, the faster their losses fall"
 _DRAWS = 20_000
 _APART = 1.05  # token counts within this factor count as one
-_MOST = 200  # outputs of a store that are looked into
 _OTHER = (InputError, CorruptOutput, msgspec.ValidationError)
 _OTHER += (KeyError, TypeError, AttributeError, ValueError, ArithmeticError)
 
@@ -107,14 +103,10 @@ def described(
 
 def finished(store: str) -> Iterator[tuple[Checkpoint, Run]]:
     """Finished trainings in a store from new parameters."""
-    names = [name for name in storage.list_names(store) if name.startswith("train-")][:_MOST]
-    paths = [storage.join(store, name) for name in names]
-    for path, made in zip(paths, concurrently(_made, paths, store), strict=True):
-        if made is None or not is_run(made) or "last" not in made.result:
-            continue
+    for run in trainings(store, TRAIN):
+        made = run.manifest
         # An output of a version with other fields, or without its inputs, is no run of this recipe.
         with contextlib.suppress(*_OTHER):
-            run = Checkpoint(path, made)
             data = _data(run.input_paths["sequences"])
             optimizer, loss = made.config["fields"]["optimizer"], made.result["last"]["loss"]
             given = run.model, optimizer, run.train, plain(made.config).get("splits", ())
@@ -147,24 +139,10 @@ def forecast_of(
     return forecast(wanted, (each for _, each in counted))
 
 
-# A plan asks for each of its trainings: what is finished is read once in a process.
-@functools.lru_cache(1024)
-def _finished(path: str) -> Manifest:
-    if (made := readable(path)) is None:
-        raise LookupError(path)  # which is not kept: the output may be finished by the next call
-    return made
-
-
-def _made(path: str) -> Manifest | None:
-    with contextlib.suppress(LookupError):
-        return _finished(path)
-    return None
-
-
 @functools.lru_cache(256)
 def _data(path: str) -> str:
     """Digest of how sequences were made, but for the order; their path where that is gone."""
-    made = _made(path)
+    made = manifest_of(path)
     return (recipe_of(path, made) if made else "") or path
 
 

@@ -28,6 +28,7 @@ from steps.declared import check_training
 from steps.gang import FLAGS, TRACKING, joined
 from steps.scaling_law.forecast import forecast_row, score, sentence
 from steps.training.budget import check_budget, resolved, told_epochs
+from steps.training.measured_step import measured_step
 from steps.training.plan.facts import ELSEWHERE, training_facts
 from training.config import OptimizerConfig, TrainConfig
 from training.config.batch_schedule import kept_for_good, rows_read
@@ -159,6 +160,7 @@ def run_training(
     summary = _summary(trained["checkpoint"], evaluations, entropy, trained["skipped"])
     scored = score(read_history(history, ["forecast"]), summary["last"])
     summary["headline"] += [sentence(each) for each in scored.values()]
+    timed = measured_step(run, (model, optimizer, train), trained, attempts)
     if skipped := trained["skipped"]:
         run.warn(
             f"{skipped:,} of {train.steps:,} updates were not applied (column `skipped` of "
@@ -170,7 +172,7 @@ def run_training(
         "train": plain_identity(train),
         "first_steps": first_steps or train.steps,
         "epochs": list(passes),
-        "measured": {"hardware": hardware.name, **_measured(trained, train), **scored},
+        "measured": {"hardware": hardware.name, **_measured(trained, train), **scored, **timed},
     }
 
 

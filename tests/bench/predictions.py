@@ -3,8 +3,7 @@
     python -m tests.bench.predictions            print the constants of training/cost/step_time.py
     python -m tests.bench.predictions --write    write docs/predictions.md
 
-Every row is predicted by rates that were fitted without any row of its source (leave one source
-out); rows of runs that nobody tuned are predicted too and never fitted.
+Every row is predicted by rates fitted without its source; rows that were not tuned are not fitted.
 """
 
 from __future__ import annotations
@@ -189,7 +188,8 @@ def page() -> str:
         "`ponente plan` predicts a step's seconds by `training/cost/step_time.py`, a roofline by",
         f"parts with {len(PRIOR)} fitted numbers. Here every row is predicted by numbers fitted",
         "without any row of its source; its form was chosen with all rows in sight. An",
-        "error of +10% means predicted 10% slower. None of it was measured by this project;",
+        "error of +10% means predicted 10% slower. None of it was measured by this project, and",
+        "[your own runs correct it](#what-your-own-runs-change);",
         "what one GPU took is in [On NVIDIA GPUs](gpus.md). No row has [our attention",
         "kernel](attention.md): there `plan` scales the time of scores by the ratio of scheduled",
         "cycles, which is the compiler's and was never measured.",
@@ -207,10 +207,12 @@ def page() -> str:
     for title, values in column.items():
         groups += [(f"{title} {v}", np.array([x == v for x in values])) for v in _sorted(values)]
     table = [f"| {name} | {summary(errors[chosen])} |" for name, chosen in groups]
-    table += [*_classes(rows, predicted), *_pods(rows), *_first(rows, published, predicted)]
-    worst = _worst(published, predicted, errors)
-    every = _rows(published, predicted, errors)
-    return "\n".join([*head, *table, *worst, *every, *_left_out(left_out)])
+    from tests.bench.learned_rows import section  # which imports this module
+
+    table += [*_classes(rows, predicted), *_pods(rows)]
+    table += [*_first(rows, published, predicted), *section(rows)]
+    rest = [f(published, predicted, errors) for f in (_worst, _rows)]
+    return "\n".join([*head, *table, *rest[0], *rest[1], *_left_out(left_out)])
 
 
 def _classes(rows: Rows, predicted: np.ndarray) -> list[str]:
@@ -393,8 +395,6 @@ if __name__ == "__main__":
     parsed = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parsed.add_argument("--write", action="store_true", help="write docs/predictions.md")
     if parsed.parse_args().write:
-        target = Path(__file__).parents[2] / "docs" / "predictions.md"
-        target.write_text(page())
-        print(f"wrote {target}")
+        (Path(__file__).parents[2] / "docs" / "predictions.md").write_text(page())
     else:
         print(constants())

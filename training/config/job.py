@@ -151,6 +151,8 @@ class TrainResult:
         checkpoints: (step, path) of every committed checkpoint that was kept, oldest first.
         preempted: whether SIGTERM ended the run before its last step or last evaluation.
         devices: number of devices and JAX's name of their kind, such as "16 x TPU v6 lite".
+        hardware: the fields of `training.cost.memory_plan.Devices`; of CPUs also "processor" and
+            "cores", see `training.cost.host_cpu`.
         notes: choices of the program with reasons, and shapes that waste the chip.
         memory: estimated peak bytes of one device, by content.
         seconds: wall time of this attempt by phase; "total" is the sum.
@@ -164,6 +166,7 @@ class TrainResult:
     checkpoints: list[tuple[int, str]]
     preempted: bool
     devices: str
+    hardware: dict[str, Any]
     backend: str
     backend_reason: str
     notes: list[str]

@@ -40,6 +40,10 @@ DEFAULT_NETWORK = 50e9  # eight 400 Gb/s adapters for eight GPUs
 HOST_LINK = 16e9
 """Bytes per second between one chip and its host, when several chips share the host's link."""
 
+CPU = "cpu"
+_CORE = {"peak": 40e9, "bandwidth": 5e9}
+"""A guess at one core of a CPU in float32; a store's runs correct it (`training.cost.learned`)."""
+
 ROWS = 155
 ERROR, ERROR_90 = 0.102, 0.273
 """Median and 90th percentile of the absolute relative error, with each row's source left out of the
@@ -54,6 +58,8 @@ RANGES = {
 }
 """10th and 90th percentile of published / predicted time by `size_class`, untuned runs included. A
 class of fewer than 20 runs is at least as wide as all runs together."""
+GUESSED = (0.15, 7.0)
+"""The same for a CPU, of which no row is published: a guess at a guess."""
 UNTUNED = (2.2, 2.6)
 """Least and largest published / predicted time of the untuned runs."""
 MATMUL = {
@@ -92,16 +98,29 @@ class Rates:
     doubling: Any
 
 
+def cpu(devices: int, cores: int) -> Chip:
+    """One of the devices that share a machine's cores."""
+    share = cores / devices
+    return Chip(
+        name=CPU,
+        device_kinds=(CPU,),
+        memory=0.0,
+        peak=_CORE["peak"] * share,
+        bandwidth=_CORE["bandwidth"] * share,
+        link=_CORE["bandwidth"] * share,
+    )
+
+
 def rates(chip: Chip) -> Rates:
     """The fitted parameters for a chip, or for its family where no published row has the chip."""
     tpu = chip.name in TPUS
     return Rates(
         matmul=MATMUL.get(_SAME.get(chip.name, chip.name), _FAMILY),
-        scores=7.425 if tpu else 10.83,
+        scores=7.425 if tpu else 1.0 if chip.name == CPU else 10.83,
         streams=0.940 if tpu else 1.037,
         logits=32.5 if tpu else 0.0,
         exposed=0.131,
-        fixed=0.0102,
+        fixed=0.0102 if chip.name != CPU else 0.001,
         doubling=0.0111 if tpu else 0.0,
     )
 
@@ -183,7 +202,7 @@ def forecast(run: ResolvedPhase, chip: Chip) -> Forecast:
         tokens=train.batch_size * train.sequence_length,
         mfu=causal / peak,
         mfu_full=full / peak,
-        ratios=RANGES[size_class(model.parameter_count, devices)],
+        ratios=GUESSED if chip.name == CPU else RANGES[size_class(model.parameter_count, devices)],
     )
 
 
@@ -213,9 +232,10 @@ def times(work: Work, chip: Chip, rates: Rates) -> dict[str, Any]:
 def score_seconds(chip: Chip) -> float:
     """The unit of `scores` and `logits`: one exponential on a GPU, 256 FLOPs at peak on a TPU.
 
-    TPUs use the peak because it fits the published rows better than the vector unit's clock.
+    TPUs use the peak because it fits the published rows better than the vector unit's clock; a CPU
+    has no other number.
     """
-    return 256 / chip.peak if chip.name in TPUS else 1 / EXPONENTIALS[chip.name]
+    return 1 / EXPONENTIALS[chip.name] if chip.name in EXPONENTIALS else 256 / chip.peak
 
 
 def _waiting(work: Work, chip: Chip, rates: Rates, compute: Any) -> Any:

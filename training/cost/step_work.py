@@ -12,7 +12,7 @@ from models.shape.config import TransformerConfig
 from models.shape.footprint import footprint
 from models.shape.remat_names import saved_names
 from models.shape.splash_tiles import LANES, choose_way
-from pipeline.accelerators import TPUS, Chip
+from pipeline.accelerators import GPUS, TPUS, Chip
 from training.cost.executed_flops import ATTENTION, repeated
 
 HOST_CHIPS = 8
@@ -137,9 +137,9 @@ def work(job: StepShape, chip: Chip) -> Work:
 
 
 def tile_of(chip: Chip) -> int:
-    """Side of the matrix unit's tile; on a GPU, of the tile of its usual kernels."""
+    """Side of the matrix unit's tile; on a GPU, of its usual kernels'; on a CPU, of its vectors."""
     if chip.name not in TPUS:
-        return 64
+        return 64 if chip.name in GPUS else 8
     return 256 if chip.name in ("v6e", "v7x") else 128
 
 
@@ -169,7 +169,7 @@ def _attention(job: StepShape, chip: Chip, again: float) -> tuple[float, float]:
     model = job.model
     attended = footprint(model).pairs(job.sequence_length) / job.sequence_length
     scores = job.tokens * model.heads * attended * (1 + BACKWARD_SCORES + again)
-    lanes = 128 if chip.name in TPUS else 64
+    lanes = min(tile_of(chip), 128)
     # Two matmuls of 2 x head_size FLOPs per score: queries with keys, probabilities with values.
     return scores, scores * 4 * lanes * math.ceil(model.head_size / lanes)
 

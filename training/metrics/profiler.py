@@ -6,7 +6,8 @@ a number, which is all that the loop checks. Only the first process of a gang is
 others run the same program, and a trace of each would be hundreds of files.
 
 A trace is a directory `traces/step-<first>` with `*.xplane.pb` for xprof and TensorBoard's profile
-plugin, and `perfetto_trace.json.gz` for ui.perfetto.dev. Errors are logged and do not end the run.
+plugin, `perfetto_trace.json.gz` for ui.perfetto.dev, and `parts.json` with the seconds by kind of
+work (`training.metrics.profile_parts`). Errors are logged and do not end the run.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ from typing import Any
 import jax
 
 from pipeline.store import storage
+from training.metrics.profile_parts import TRACES, write_parts
 from training.metrics.trackers import Spool
 
 logger = logging.getLogger(__name__)
 
 REQUEST = "profile"
-TRACES = "traces"
 DEFAULT_STEPS = 3
 MOST_STEPS = 100
 LOCAL_POLL_SECONDS = 2.0
@@ -40,7 +41,8 @@ class Profiler:
 
     `directory` gets requests and traces. `window` is (first step, number of steps) to profile
     without a request; a thread looks for requests every `poll` seconds, by default 2 on local disks
-    and 10 in a store. `start` and `stop` are for tests.
+    and 10 in a store. The loop sets `program`, which returns the text of the compiled step.
+    `start` and `stop` are for tests.
     """
 
     def __init__(
@@ -54,8 +56,9 @@ class Profiler:
     ) -> None:
         self._directory, self._window = directory, window
         self._start, self._stop = start or _start, stop
+        self.program: Callable[[], str] | None = None
         self._requested = 0  # steps to profile, set by the thread
-        self._until = 0
+        self._first = self._until = 0
         self._spool: Spool | None = None
         self._uploads: list[threading.Thread] = []
         local = storage.is_local(directory)
@@ -84,6 +87,7 @@ class Profiler:
     def close(self, seconds: float = 15.0, trace_seconds: float = TRACE_SECONDS) -> None:
         """Stop polling, wait for a running trace to be written, then for uploads."""
         self._closed.set()
+        self.program = None  # how many steps a trace has that is still running is not known
         if self._spool is not None:
             ending = threading.Thread(target=self._end, name="profile-end", daemon=True)
             ending.start()
@@ -98,7 +102,7 @@ class Profiler:
         try:
             url = storage.join(self._directory, TRACES, f"step-{step:08d}")
             self._spool = Spool(url)
-            self._until = step + min(count, MOST_STEPS)
+            self._first, self._until = step, step + min(count, MOST_STEPS)
             self._start(str(self._spool.path))
             logger.info("profiling %d steps from step %d to %s", count, step, url)
         except Exception:
@@ -114,7 +118,8 @@ class Profiler:
             logger.warning("the profile to %s was lost", spool.path, exc_info=True)
             return
         # In a thread: the loop must not wait for an upload of hundreds of megabytes.
-        upload = threading.Thread(target=_finish, args=(spool,), name="trace", daemon=True)
+        given = (spool, self.program, self._until - self._first)
+        upload = threading.Thread(target=_finish, args=given, name="trace", daemon=True)
         upload.start()
         self._uploads.append(upload)
 
@@ -140,7 +145,12 @@ def _start(directory: str) -> None:
     jax.profiler.start_trace(directory, create_perfetto_trace=True, profiler_options=options)
 
 
-def _finish(spool: Spool) -> None:
+def _finish(spool: Spool, program: Callable[[], str] | None, steps: int) -> None:
+    try:
+        if program is not None:
+            write_parts(spool.path, program(), steps)
+    except Exception:
+        logger.warning("%s: its seconds by kind of work are not known", spool.path, exc_info=True)
     try:
         spool.close()
         logger.info("a profile is in %s", spool.path if Path(spool.path).exists() else "the store")

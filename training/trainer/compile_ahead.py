@@ -16,12 +16,10 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import logging
-import platform
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -33,6 +31,7 @@ from pipeline.store import storage
 from training.config.batch_schedule import BatchPhase
 from training.config.job import TrainJob
 from training.cost.executed_flops import executed_flops
+from training.cost.host_cpu import processor
 from training.fault import StopSignal
 from training.metrics.recorder import Throughput
 from training.step.program import Program
@@ -84,24 +83,13 @@ def cache_in(directory: str) -> Iterator[list[str]]:
         yield []
         return
     if jax.default_backend() == "cpu":
-        directory = storage.join(directory, _processor())
+        directory = storage.join(directory, processor())
     cache = StoreCache(directory)
     before, compilation_cache._cache = compilation_cache._cache, cache
     try:
         yield cache.found
     finally:
         compilation_cache._cache = before
-
-
-def _processor() -> str:
-    """Digest of this CPU's model and instructions, for which XLA compiles; JAX's keys lack it."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = [platform.processor()]
-    kinds = ("model name", "flags", "Features")
-    own = sorted({line for line in lines if line.startswith(kinds)}) or lines[:1]
-    return hashlib.sha256("\n".join(own).encode()).hexdigest()[:12]
 
 
 _POLL_SECONDS = 0.2

@@ -8,6 +8,7 @@ run, bit for bit on the same devices.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import logging
 import math
@@ -15,6 +16,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from types import TracebackType
+from typing import Any
 
 import jax
 
@@ -25,12 +27,13 @@ from pipeline.errors import InputError, PonenteError
 from training.checkpoint.checkpointer import Checkpointer
 from training.config.batch_schedule import BatchPhase, dropped, due
 from training.config.job import Listener, TrainJob, TrainResult, check_job
+from training.cost.host_cpu import cores, processor
 from training.evaluate.evaluator import InTrainingEvaluation
 from training.metrics.metrics_log import Segment, read_history, to_relative
 from training.metrics.recorder import PeakMemory, Recorder
 from training.metrics.stopwatch import Stopwatch, TimedBatches
 from training.optimizer import schedule
-from training.step.program import Program, Programs, build_programs
+from training.step.program import Program, Programs, build_programs, described
 from training.step.state import TrainState
 from training.trainer import cpu_memory
 from training.trainer.compile_ahead import CompiledPhase, PhaseCompiler, cache_in
@@ -245,6 +248,8 @@ class _Trainer:
         batch_size = program.train.batch_size
         rows = layout.process_rows(batch_size)
         self.recorder.throughput = compiled.throughput
+        if run.profiler is not None:
+            run.profiler.program = lambda: compiled.step.as_text() or ""
         loader = Loader(
             dataset,
             batch_size=phase.rows,
@@ -345,6 +350,7 @@ class _Trainer:
             checkpoints=self.checkpointer.committed,
             preempted=preempted,
             devices=f"{len(devices)} x {devices[0].device_kind}",
+            hardware=_hardware(list(devices)),
             backend=self.program.backend,
             backend_reason=self.program.backend_reason,
             notes=list(self.program.notes),
@@ -352,3 +358,10 @@ class _Trainer:
             seconds={**spent, "total": sum(spent.values())},
             compilations=self.compiler.count,
         )
+
+
+def _hardware(devices: Sequence[jax.Device]) -> dict[str, Any]:
+    """`TrainResult.hardware`."""
+    found = dataclasses.asdict(described(devices))
+    own = found["platform"] == "cpu"
+    return found | ({"processor": processor(), "cores": cores()} if own else {})

@@ -24,7 +24,7 @@ from pipeline.pages.readable import duration, moment
 from pipeline.pages.record import runs
 from steps.training.plan.cost import TPU_WAIT, prior_hours, units
 from steps.training.plan.declared_run import DeclaredRun
-from steps.training.plan.timings import work_of
+from steps.training.plan.timings import Ends, work_of
 from training.cost.preemption import Preemptions, Work, best_every, simulate
 
 if TYPE_CHECKING:
@@ -44,6 +44,7 @@ def bill(
     devices: int,
     chip: Chip | None = None,
     predicted: Work | None = None,
+    learned: Ends | None = None,
 ) -> Facts:
     """The seconds that a training is to hold its hardware; on spot simulated, with lines and data.
 
@@ -53,11 +54,11 @@ def bill(
     if not _capacity(results).spot:
 
         def alone() -> float | None:
-            work, _ = work_of(node, run, results, predicted, chip, devices)
+            work, _ = work_of(node, run, results, predicted, chip, devices, learned)
             return None if work is None else work.alone(every)
 
         return Facts(seconds=alone)
-    work, measured = work_of(node, run, results, predicted, chip, devices)
+    work, measured = work_of(node, run, results, predicted, chip, devices, learned)
     if work is None or not work.steps:
         return Facts(("spot        known when the store has a training on this hardware",))
     preemptions, source = preemptions_of(run.hardware, results)

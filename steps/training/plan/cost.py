@@ -1,27 +1,18 @@
-"""Predicted time and cost of a whole run, and the speed of the last one on this machine."""
+"""Predicted time and cost of a whole run."""
 
 from __future__ import annotations
 
-import contextlib
 import math
-import os
-import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from models.shape.footprint import training_flops_per_token
 from pipeline import Hardware
-from pipeline.accelerators import Chip, chip_of
-from pipeline.errors import CorruptOutput
-from pipeline.graph.facts import Published, Results
+from pipeline.accelerators import Chip
 from pipeline.prices import Price, price_of
-from pipeline.store import manifest, storage
-from steps.artifacts import Checkpoint
 from steps.training.plan.declared_run import DeclaredRun
 from training.config import TrainConfig
-from training.config.batch_schedule import rows_read
 from training.cost.memory_estimate import optimizer_bytes
-from training.cost.resolved_run import ResolvedRun
+from training.cost.resolved_run import ResolvedPhase, ResolvedRun
 from training.cost.step_time import Forecast, forecast
 
 START_SECONDS = 120.0
@@ -37,8 +28,6 @@ December 2022. No rate of later generations is published."""
 GPU_HOURS = 12.0
 """The same of a host with GPUs: an assumption."""
 Bills = dict[str, list[float]]
-_STEPS = ("train-", "extend-", "warm_start-")
-_MOST = 8  # outputs that are looked into for a measured speed, the newest first
 
 
 @dataclass(frozen=True)
@@ -68,7 +57,7 @@ def prior_hours(hardware: Hardware) -> tuple[float, str]:
     return GPU_HOURS / units(hardware), "an assumption"
 
 
-def checkpoint_bytes(run: DeclaredRun) -> float:
+def checkpoint_bytes(run: DeclaredRun | ResolvedPhase) -> float:
     """Bytes of one checkpoint: float32 parameters, their average, and the optimizer's state."""
     average = run.train.ema or run.train.average_last
     parameters = (8 if average else 4) * run.model.parameter_count
@@ -93,16 +82,31 @@ def run_time(run: DeclaredRun, train: TrainConfig, step: Forecast, seconds: floa
     return RunTime(steps, START_SECONDS, checkpoints, evaluations)
 
 
-def run_times(run: DeclaredRun, resolved: ResolvedRun, step: Forecast, chip: Chip) -> list[RunTime]:
-    """The run's times at the fast end of the largest step's forecast, the middle and the slow."""
+def phases_share(run: DeclaredRun, resolved: ResolvedRun, step: Forecast, chip: Chip) -> float:
+    """The mean seconds of the steps that are left over those of the largest step, by the table."""
     seconds: dict[TrainConfig, float] = {}
-    total, count, train = 0.0, 0, resolved.largest.train
+    total, count = 0.0, 0
     for each in resolved.phases:
         if each.train not in seconds:
             seconds[each.train] = forecast(each, chip).seconds
         steps = each.phase.end - max(each.phase.first, run.done)
         total, count = total + steps * seconds[each.train], count + steps
-    share = total / max(count, 1) / step.seconds
+    return total / max(count, 1) / step.seconds
+
+
+def run_times(
+    run: DeclaredRun,
+    resolved: ResolvedRun,
+    step: Forecast,
+    chip: Chip,
+    learned: Forecast | None = None,
+) -> list[RunTime]:
+    """The run's times at the fast end of the largest step's forecast, the middle and the slow.
+
+    `step` is by the table, as those of the other phases; `learned` its correction by runs.
+    """
+    share, train = phases_share(run, resolved, step, chip), resolved.largest.train
+    step = learned or step
     ends = (step.range[0], step.seconds, step.range[1])
     return [run_time(run, train, step, share * each) for each in ends]
 
@@ -139,46 +143,3 @@ def money(run: DeclaredRun, chip: Chip, times: tuple[RunTime, RunTime]) -> list[
     words = {"on_demand": "on demand", "spot": "on spot before preemptions"}
     amounts = [f"${low:,.2f} to ${high:,.2f} {words[how]}" for how, (low, high) in found.items()]
     return [f"{', '.join(amounts)} ({price.source}, {price.date})"]
-
-
-def speed_here(results: Results, devices: int) -> tuple[float, str] | None:
-    """FLOP/s on this machine's CPUs and the output that they were measured in.
-
-    The FLOPs are of all steps of its attempts, with causal attention; their time is that between
-    the first step and the last without evaluations and saves. None where no training on this
-    machine with so many devices is in the store, or the store is not on a disk.
-    """
-    for run in newest(results):
-        train, flops, seconds = run.train, 0.0, 0.0
-        length = train.sequence_length
-        for attempt in run.attempts:
-            if attempt.devices == devices and attempt.first_step is not None:
-                last, first = (rows_read(train, n) for n in (attempt.last_step, attempt.first_step))
-                tokens = (last - first) * length
-                flops += tokens * training_flops_per_token(run.model, length, causal=True)
-                seconds += attempt.buckets.get("step", 0.0)
-        if flops and seconds:
-            return flops / seconds, run.path.rpartition("/")[2]
-    return None
-
-
-def newest(results: Results, chip: Chip | None = None) -> Iterator[Checkpoint]:
-    """Trainings in a local store on a kind of chip, or on this machine's CPUs, newest first."""
-    prefix = results.prefix if isinstance(results, Published) else ""
-    if not prefix or not storage.is_local(prefix):
-        return
-    found = []
-    for name in filter(lambda name: name.startswith(_STEPS), storage.list_names(prefix)):
-        with contextlib.suppress(OSError):
-            path = storage.join(prefix, name)
-            written = os.stat(storage.local_path(storage.join(path, manifest.NAME))).st_mtime
-            found.append((written, path))
-    for _, path in sorted(found, reverse=True)[:_MOST]:
-        with contextlib.suppress(CorruptOutput):
-            made = manifest.load(path)
-            if made is None:
-                continue
-            kind = made.result.get("measured", {}).get("devices", "").partition(" x ")[2]
-            here = kind == "cpu" and made.provenance.get("host") == socket.gethostname()
-            if here if chip is None else chip_of(kind) is chip:
-                yield Checkpoint(path, made)

@@ -24,11 +24,12 @@ from steps.training.plan.bill import bill
 from steps.training.plan.cost import (
     checkpoint_bytes,
     money,
+    phases_share,
     run_times,
     save_seconds,
-    speed_here,
 )
 from steps.training.plan.declared_run import DeclaredRun, declared_run, model_of
+from steps.training.plan.experience import Hardware, Learned, predicted
 from steps.training.plan.memory import GIB, MemoryFit
 from training.config.batch_schedule import rows_read
 from training.config.train import INSTALL, TRACKERS
@@ -36,7 +37,6 @@ from training.cost import step_time
 from training.cost.audit import CURES, Flaw
 from training.cost.preemption import Work
 from training.cost.resolved_run import ResolvedRun, lint, resolve_run
-from training.cost.step_time import Forecast, forecast
 
 ELSEWHERE = "steps.tuning.compare:compare"  # by name: it draws pages, and is above this folder
 
@@ -60,14 +60,17 @@ def training_facts(node: Node, results: Results) -> Facts:
         return Facts((*lines, f"{need}; this machine's accelerators are not checked"), data)
     train = run.whole if run.steps else run.train
     resolved = resolve_run(run.model, run.optimizer, train, devices, done=run.done)
+    store = results.prefix if isinstance(results, Published) and results.learning else ""
+    learned = predicted(resolved.largest, Hardware.of(devices.chip), store)
     if chip is None:
         line, refusal = _on_this_machine(run, resolved.largest.estimate.activations * devices.count)
-        lines += [line, *_speed_here(run, results, devices.count)]
-        billed = bill(node, run, results, devices.count)
+        lines += [line, *_speed_here(run, resolved, learned, data)]
+        step = learned.step
+        ends = (step.range[0], step.seconds, step.range[1]) if learned.runs else None
+        billed = bill(node, run, results, devices.count, learned=ends)
         why = refusal or billed.refusal
         return Facts((*lines, *billed.lines), {**data, **billed.data}, why, billed.seconds)
     fit = memory.MemoryFit(resolved.largest)
-    step = forecast(resolved.largest, chip)
     lines.append(f"memory      by formula {fit.line(chip.name)}")
     data["memory"] = {
         "source": "formula",
@@ -79,10 +82,10 @@ def training_facts(node: Node, results: Results) -> Facts:
     if not fit.fits:
         return _too_large(run, fit, lines, data)
     lines += _program(resolved, data)
-    lines += _speed(run, fit, step, chip, data)
+    lines += _speed(run, fit, learned, data)
     billed = Facts()
     if run.steps:
-        work = _whole_run(run, resolved, step, chip, data, lines)
+        work = _whole_run(run, resolved, learned, chip, data, lines)
         billed = bill(node, run, results, devices.count, chip, work)
     lines, data = [*lines, *billed.lines], {**data, **billed.data}
     return Facts(tuple(lines), data, billed.refusal, billed.seconds, _examination(run))
@@ -201,15 +204,18 @@ def _on_this_machine(run: DeclaredRun, activations: float) -> tuple[str, str]:
     return line + (short if state + activations > available else ""), ""
 
 
-def _speed_here(run: DeclaredRun, results: Results, devices: int) -> list[str]:
-    """A line about the time of the steps that are left, by the last training on this machine."""
-    if not run.flops or (measured := speed_here(results, devices)) is None:
-        return []
-    speed, name = measured
-    return [
-        f"measured    {speed / 1e9:,.1f} GFLOP/s in {name} on this machine, so about "
-        f"{run.flops / speed / 3600:.2f} h of steps"
-    ]
+def _speed_here(
+    run: DeclaredRun, resolved: ResolvedRun, learned: Learned, data: dict[str, Any]
+) -> list[str]:
+    """Lines about the time of a step, and of those that are left, on this machine's CPU."""
+    step = learned.step
+    data["predicted"] = learned.data
+    left = ""
+    if run.steps:
+        chip = learned.hardware.device(resolved.largest.devices.count)
+        seconds = phases_share(run, resolved, learned.table, chip) * step.seconds
+        left = f", about {(run.steps - run.done) * seconds / 3600:.2f} h of steps"
+    return [f"predicted   {learned.range}{left}", f"            {learned}"]
 
 
 def _too_large(run: DeclaredRun, fit: MemoryFit, lines: list[str], data: dict[str, Any]) -> Facts:
@@ -234,31 +240,28 @@ def _too_large(run: DeclaredRun, fit: MemoryFit, lines: list[str], data: dict[st
     return Facts(tuple(lines), data, examine=examine)
 
 
-def _speed(
-    run: DeclaredRun, fit: MemoryFit, step: Forecast, chip: Chip, data: dict[str, Any]
-) -> list[str]:
-    fast, slow = step.range
+def _speed(run: DeclaredRun, fit: MemoryFit, learned: Learned, data: dict[str, Any]) -> list[str]:
+    step = learned.step
     shares = ", ".join(f"{kind} {part:.0%}" for kind, part in step.shares.items() if part >= 0.005)
     data["predicted"] = {
-        "step_seconds": [fast, step.seconds, slow],
-        "tokens_per_second": [step.tokens / each for each in (slow, step.seconds, fast)],
+        **learned.data,
         "mfu_causal": step.mfu,
         "mfu_full_attention": step.mfu_full,
-        "shares": step.shares,
         "error_median": step_time.ERROR,
         "error_90": step_time.ERROR_90,
     }
     low, high = step_time.UNTUNED
     lines = [
-        f"predicted   {fast:.3g} to {slow:.3g} s per step (middle {step.seconds:.3g}), "
-        f"{step.tokens / slow:,.0f} to {step.tokens / fast:,.0f} tokens/s, MFU about "
-        f"{step.mfu:.0%} causal, {step.mfu_full:.0%} full attention",
+        f"predicted   {learned.range}, MFU about {step.mfu:.0%} causal, {step.mfu_full:.0%} full "
+        "attention",
         f"            shares of its time: {shares}; remat {fit.train.remat}, "
         f"{fit.train.parallel.sharding}",
         f"            error on published runs, their source left out: median "
         f"{step_time.ERROR:.0%}, 90th percentile {step_time.ERROR_90:.0%} "
         f"(docs/predictions.md); untuned runs took {low:g} to {high:g} times the middle",
     ]
+    if learned.runs:
+        lines[-1] = f"            {learned}"
     length, kind = run.train.sequence_length, run.hardware.kind
     wasted = lint(run.model, fit.train.parallel, platform=kind, sequence_length=length)
     return [*lines, *(f"            {sentence}" for sentence in wasted)]
@@ -281,13 +284,14 @@ def _program(resolved: ResolvedRun, data: dict[str, Any]) -> list[str]:
 def _whole_run(
     run: DeclaredRun,
     resolved: ResolvedRun,
-    step: Forecast,
+    learned: Learned,
     chip: Chip,
     data: dict[str, Any],
     lines: list[str],
 ) -> Work:
     """Adds hours and dollars; returns the predicted times of what is left."""
-    train, (fast, middle, slow) = resolved.largest.train, run_times(run, resolved, step, chip)
+    train = resolved.largest.train
+    fast, middle, slow = run_times(run, resolved, learned.table, chip, learned.step)
     data["run"] = {"fast": dataclasses.asdict(fast), "slow": dataclasses.asdict(slow)}
     extra = f"start {slow.start:.0f} s, checkpoints {slow.checkpoints:.0f} s, evaluations "
     extra += f"{slow.evaluations:.0f} s"

@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import os
+import socket
 from collections.abc import Iterator, Sequence
 from statistics import fmean, quantiles
 from typing import Any
 
 from pipeline.accelerators import Chip, chip_of
+from pipeline.errors import CorruptOutput
 from pipeline.graph.facts import Published, Results
 from pipeline.graph.step import Node
-from pipeline.store import storage
+from pipeline.store import manifest, storage
 from pipeline.store.manifest import KEEP
 from pipeline.store.shards import ATTEMPTS
-from steps.training.plan.cost import checkpoint_bytes, newest, speed_here
+from steps.artifacts import Checkpoint
+from steps.training.plan.cost import checkpoint_bytes
 from steps.training.plan.declared_run import DeclaredRun
 from training.cost.preemption import Work
 from training.metrics.goodput import AttemptTime, read_attempts
 
+Ends = tuple[float, float, float]
 LEAST_STEPS = 20  # measured ones, below which a prediction of the step is better
+_STEPS = ("train-", "extend-", "warm_start-")
+_MOST = 8  # outputs that are looked into, the newest first
 _BESIDE = ("init", "compile", "checkpoint", "other")  # buckets that are not of steps
 
 
@@ -29,15 +37,16 @@ def work_of(
     predicted: Work | None,
     chip: Chip | None,
     devices: int,
+    learned: Ends | None = None,
 ) -> tuple[Work | None, str]:
     """What is left of a training, and which of its times were measured in which outputs.
 
-    `predicted` is None on CPUs, where a step is that of the last training on this machine; None
-    again where there is none. Starts and saves are those of trainings on as many devices of the
+    `predicted` is None on CPUs, where a step takes the seconds `learned` from runs; None again
+    without any. Starts and saves are those of trainings on as many devices of the
     kind; of this training's own earlier attempts also the steps.
     """
     values, places = dict[str, Any](), dict[str, str]()
-    for name, times in _found(node, run, results, chip, devices):
+    for name, times in _found(node, run, results, chip, devices, learned):
         for what in times.keys() - values.keys():
             values[what], places[what] = times[what], name
     for name, other in (("start", "restart"), ("restart", "start")):  # one stands for the other
@@ -54,7 +63,12 @@ def work_of(
 
 
 def _found(
-    node: Node, run: DeclaredRun, results: Results, chip: Chip | None, devices: int
+    node: Node,
+    run: DeclaredRun,
+    results: Results,
+    chip: Chip | None,
+    devices: int,
+    learned: Ends | None,
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     """(directory, fields of `Work` that it shows), of this training, then of the newest ones."""
     if not isinstance(results, Published) or not results.prefix:
@@ -63,14 +77,35 @@ def _found(
     names = storage.list_names(above)
     own = _on(read_attempts(storage.join(above, n, KEEP) for n in names), chip, devices)
     yield node.directory, fields(own)
-    for made in newest(results, chip):
+    for made in _newest(results, chip):
         attempts, last = _on(made.attempts, chip, devices), made.result["checkpoint"]
         size = next(s.bytes for s in made.shards("checkpoint/") if s.name == last)
         found = {**_startup(attempts), **_saves(attempts, checkpoint_bytes(run) / size)}
         yield made.path.rpartition("/")[2], found
-    if chip is None and run.flops and (speed := speed_here(results, devices)) is not None:
-        seconds = run.flops / speed[0] / ((run.steps or 0) - run.done)
-        yield speed[1], {"step": (seconds, seconds, seconds)}
+    if learned is not None:
+        yield "runs of this store", {"step": learned}
+
+
+def _newest(results: Results, chip: Chip | None = None) -> Iterator[Checkpoint]:
+    """Trainings in a local store on a kind of chip, or on this machine's CPUs, newest first."""
+    prefix = results.prefix if isinstance(results, Published) else ""
+    if not prefix or not storage.is_local(prefix):
+        return
+    found = []
+    for name in filter(lambda name: name.startswith(_STEPS), storage.list_names(prefix)):
+        with contextlib.suppress(OSError):
+            path = storage.join(prefix, name)
+            written = os.stat(storage.local_path(storage.join(path, manifest.NAME))).st_mtime
+            found.append((written, path))
+    for _, path in sorted(found, reverse=True)[:_MOST]:
+        with contextlib.suppress(CorruptOutput):
+            made = manifest.load(path)
+            if made is None:
+                continue
+            kind = made.result.get("measured", {}).get("devices", "").partition(" x ")[2]
+            here = kind == "cpu" and made.provenance.get("host") == socket.gethostname()
+            if here if chip is None else chip_of(kind) is chip:
+                yield Checkpoint(path, made)
 
 
 def fields(attempts: Sequence[AttemptTime]) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from pipeline.graph.facts import Facts
 from tests.pipeline.toy import Numbers, numbers
 
 LOOKS = []
+LEARNING = []
 
 
 @pytest.fixture(autouse=True)
@@ -21,6 +22,7 @@ def _longer_looks(monkeypatch):
 
 def state(node, results):
     """The limit, the sum of the input's result where it is there, and a longer look."""
+    LEARNING.append(results.learning)
     limit = node.config["limit"]
     there = results.get(node.inputs["numbers"].key)
     lines = (f"limit {limit}", f"{there['count']} numbers" if there else "numbers not counted yet")
@@ -67,6 +69,14 @@ def test_plan_shows_facts_and_what_a_longer_look_adds(ponente):
     assert "limit 1" in out
     assert "looked" not in out
     assert len(LOOKS) == 1
+
+
+def test_facts_hear_whether_a_plan_may_learn_from_the_store(ponente):
+    """By default it may, and so may a run's first lines."""
+    LEARNING.clear()
+    for words in (("plan",), ("plan", "--no-learning"), ("plan", "--no-learning", "--json")):
+        assert ponente(*words, experiment=EXPERIMENT)[0] == 0
+    assert LEARNING == [True, False, False]
 
 
 def test_facts_as_json(ponente):

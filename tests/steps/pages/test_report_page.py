@@ -155,8 +155,8 @@ def test_little_waiting_for_data_does_not_look_like_much():
 
 def test_configuration_and_samples_are_tables():
     """A row a setting as it is written, version and key last; the newest samples, then the rest."""
-    names = "head figures splits tasks curves times attempts startups completions memory data"
-    given: dict = {name: [] for name in names.split()} | {
+    names = "head figures splits tasks curves times attempts startups completions predicted memory"
+    given: dict = {name: [] for name in (*names.split(), "data")} | {
         "title": "",
         "heading": "",
         "drawing": None,

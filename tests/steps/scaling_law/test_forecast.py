@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from models.shape.presets import tiny
 from pipeline.errors import StoreUnavailable
 from pipeline.identity.fingerprint import canonical
+from pipeline.store import storage
 from steps.scaling_law import forecast as module
 from steps.scaling_law.forecast import LossForecast, described, forecast, score, sentence
 from training.config import OptimizerConfig, TrainConfig
@@ -185,7 +186,7 @@ def test_a_store_that_cannot_be_read_gives_the_reason(monkeypatch, error):
     def fails(store):
         raise error
 
-    monkeypatch.setattr(module.storage, "list_names", fails)
+    monkeypatch.setattr(storage, "list_names", fails)
     made = SimpleNamespace(path="/nowhere/block_shuffle-0")
     found = module.forecast_of(
         "/nowhere/train-0", made, tiny, ADAM, dataclasses.replace(TRAIN, steps=1000), ()

@@ -1,0 +1,41 @@
+"""The finished trainings of a store, for forecasts: a bounded number, each read once."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Iterator
+
+from pipeline.store import storage
+from pipeline.store.manifest import Manifest, readable
+from pipeline.store.parallel import concurrently
+from steps.artifacts import Checkpoint
+from steps.checkpoints.find import is_run
+
+TRAIN = ("train-",)
+EVERY = (*TRAIN, "extend-", "warm_start-")
+_MOST = 200  # outputs of a store that are looked into; a bucket takes a request for each
+
+
+def trainings(store: str, begins: tuple[str, ...] = EVERY) -> Iterator[Checkpoint]:
+    """Finished trainings whose directories' names begin so."""
+    names = [name for name in storage.list_names(store) if name.startswith(begins)][:_MOST]
+    paths = [storage.join(store, name) for name in names]
+    for path, made in zip(paths, concurrently(manifest_of, paths, store), strict=True):
+        if made is not None and is_run(made) and "last" in made.result:
+            yield Checkpoint(path, made)
+
+
+# A plan asks for each of its trainings: what is finished is read once in a process.
+@functools.lru_cache(1024)
+def _finished(path: str) -> Manifest:
+    if (made := readable(path)) is None:
+        raise LookupError(path)  # which is not kept: the output may be finished by the next call
+    return made
+
+
+def manifest_of(path: str) -> Manifest | None:
+    """The manifest of a finished output, as it was when it was first read."""
+    with contextlib.suppress(LookupError):
+        return _finished(path)
+    return None
