@@ -46,7 +46,8 @@ def cost(name: str, entry: Entry) -> str:
     train = changed(TrainConfig(batch_size=64, sequence_length=2048, steps=steps), entry.training)
     recipe = Recipe(name=name, model=model, optimizer=entry.optimizer, train=train, sources={})
     found = priced(recipe, pod("v6e-1"))
-    return f"${found.dollars:.2f} ({found.hours:.2f} h)"
+    price = "" if found.dollars is None else f"${found.dollars:.2f}, "
+    return f"{price}{found.hours:.2f} h"
 
 
 def recipes(

@@ -54,11 +54,22 @@ def chips(devices: str = "/dev", lock: str = LOCK) -> list[Held]:
     return held
 
 
+def unlock(lock: str = LOCK) -> None:
+    """Remove libtpu's lock file where no process has it open: one that was killed left it."""
+    if os.path.exists(lock) and lock not in _open_by([lock]):
+        with contextlib.suppress(OSError):
+            os.unlink(lock)
+
+
 def port(number: int) -> Held | None:
     """Who listens on a port of this machine, if anyone does."""
+    try:
+        connections = psutil.net_connections("tcp")
+    except psutil.Error:  # not permitted
+        return None
     listen = [
         each
-        for each in psutil.net_connections("tcp")
+        for each in connections
         if each.status == psutil.CONN_LISTEN and getattr(each.laddr, "port", 0) == number
     ]
     if not listen:

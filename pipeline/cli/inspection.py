@@ -103,9 +103,13 @@ def plan(context: Context) -> int:
         def predict(node: Node) -> float | None:
             return stated[node.key].seconds() if node.key in stated else None
 
-        limit = Spending(context.options.budget, record, predict)
+        limit = Spending(context.options.budget, record, predict, spot=record.spot)
         for node in [entry.node for entry in shown if entry.needed]:
-            if why := limit.refusal(node):
+            try:
+                why = limit.refusal(node)
+            except InputError as error:
+                why = str(error)
+            if why:
                 stated[node.key] = step_facts.merge(stated[node.key], Facts(refusal=why))
     if context.options.html:
         return _write_page(context, found, stated)

@@ -16,6 +16,8 @@ from typing import Any, NoReturn
 
 from pipeline.cli.verbs import EVERY, EXIT_CODES, FLAGS, FREE, SHORT, SPELLED, VERBS, names, seconds
 from pipeline.errors import NEAR, InputError, UsageError, unknown
+from pipeline.execute.spending import Budget
+from pipeline.graph.capacity import Capacity
 from pipeline.graph.declaration import FULL, Declaration
 
 _NARROW = 20  # columns
@@ -91,7 +93,10 @@ def of_python(verb: str, name: str, value: Any) -> Any:
         odd = isinstance(value, bool) or not (number or isinstance(value, str | None))
         if read is seconds and odd:
             raise ValueError("expected seconds, at least 0, or a time such as '90s'")
-        return read(value) if read is not None and isinstance(value, str) else value
+        text = isinstance(value, str) or (
+            number and not odd and read in (Budget.parse, Capacity.parse)
+        )
+        return read(str(value)) if read is not None and text else value
     except (argparse.ArgumentTypeError, ValueError) as error:
         raise InputError(f"{name}={value!r}: {error}") from None
 

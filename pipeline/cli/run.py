@@ -26,7 +26,7 @@ from pipeline.execute.backend import (
 )
 from pipeline.execute.event_log import EventLog
 from pipeline.execute.executor import Execution
-from pipeline.execute.run_record import KILLED
+from pipeline.execute.run_record import BUDGET_STOP, KILLED, TERMINATED
 from pipeline.execute.spending import Spending
 from pipeline.graph.declaration import FULL
 from pipeline.graph.facts import Published
@@ -112,12 +112,16 @@ def _run(context: Context, interrupts: Interrupts) -> Execution:
             if not storage.is_local(prefix) and (weak := check_writable(prefix)):
                 say(f"warning: {prefix}: {weak}")
             if spending:
-                spending.check(needed)
+                spending.check(needed, execution.order)
             _check_facts(context, execution, needed)
             _execute(context, log, execution, needed, interrupts, spending)
         outcome, pages = "ok", point_to_pages(context, execution)
     except (KeyboardInterrupt, Cancelled):
         outcome = "interrupted"
+        if spending and spending.reached():
+            cause = BUDGET_STOP
+        elif interrupts.status != 130:
+            cause = TERMINATED
         raise
     except PonenteError as error:
         cause = str(error)
@@ -138,7 +142,11 @@ def _run(context: Context, interrupts: Interrupts) -> Execution:
 
 
 def _spending(context: Context, log: EventLog, execution: Execution) -> Spending | None:
-    """The account of a run with a budget, which it shares with itself before it was killed."""
+    """The account of a run with a budget, which it shares with itself before it was cut off.
+
+    By a kill, by the end of its machine (a run of another host may still seem to run), by SIGTERM,
+    or by the budget itself: launched hosts start a command again.
+    """
     prefix = context.store.prefix
     if context.options.budget is None:
         return None
@@ -149,8 +157,15 @@ def _spending(context: Context, log: EventLog, execution: Execution) -> Spending
         return found.seconds() if found is not None else None
 
     same = (record for record in runs(prefix) if record.command == context.command)
-    killed = itertools.takewhile(lambda record: record.ending == KILLED, same)
-    return Spending(context.options.budget, log.record, predict, earlier=killed)
+    cut = itertools.takewhile(
+        lambda record: (
+            record.ending in (KILLED, "running")
+            or (record.outcome == "interrupted" and record.cause in (BUDGET_STOP, TERMINATED))
+        ),
+        same,
+    )
+    spot = context.capacity.spot
+    return Spending(context.options.budget, log.record, predict, earlier=cut, spot=spot)
 
 
 def _execute(

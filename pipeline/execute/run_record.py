@@ -29,6 +29,8 @@ STATES = {
 }
 DONE = ("executed", "elsewhere", "reused")  # states in which the run had the step's output
 KILLED = "killed (no exit record)"
+BUDGET_STOP, TERMINATED = "the budget was reached", "SIGTERM"
+"""Causes of an interruption."""
 
 
 @dataclass
@@ -41,6 +43,7 @@ class Attempt:
     ended: float | None = None  # until its end is reported
     status: str = "running"  # or published, reused, retried, preempted, failed, stopped
     cause: str = ""
+    waited: float = 0.0  # of its seconds, those without hardware, as last reported
 
 
 @dataclass
@@ -84,6 +87,8 @@ class StepRecord:
                 self.reason = f"waiting for {event.holder}, which is already building it"
             case events.WaitingForResources(cause=cause):
                 self.state, self.cause = "waiting", cause
+                if self.attempts and self.attempts[-1].status == "running":
+                    self.attempts[-1].waited = event.seconds
             case events.Started():
                 self._end("stopped", now, "no end was reported")
                 self.state, self.log = "running", event.log

@@ -43,7 +43,7 @@ class Use:
 
     step: StepRecord
     spot: bool
-    began: float  # Unix seconds
+    began: float  # Unix seconds, once the hardware was there
     until: float
     preempted: bool
 
@@ -68,7 +68,7 @@ def uses(record: RunRecord, now: float | None = None) -> Iterator[Use]:
             until = attempt.ended or now or record.last
             killed = lasts and record.spot and record.ending == KILLED
             taken = killed or attempt.status == "preempted"
-            yield Use(step, record.spot, attempt.started, until, taken)
+            yield Use(step, record.spot, attempt.started + attempt.waited, until, taken)
 
 
 def ledger(records: list[RunRecord]) -> list[dict[str, Any]]:
@@ -120,7 +120,9 @@ class Budget:
 
     def __str__(self) -> str:
         """As it is typed."""
-        return f"{self.seconds:g}s" if self.dollars is None else f"${self.dollars:g}"
+        amount = f"{self.seconds if self.dollars is None else self.dollars:.6f}"
+        amount = amount.rstrip("0").rstrip(".")
+        return f"{amount}s" if self.dollars is None else f"${amount}"
 
     def say(self, amount: float) -> str:
         return time_text(amount) if self.dollars is None else f"${amount:,.2f}"
@@ -145,8 +147,11 @@ class Spending:
         predict: Callable[[Node], float | None] = lambda node: None,
         clock: Callable[[], float] = time.time,
         earlier: Iterable[RunRecord] = (),
+        *,
+        spot: bool = False,
     ) -> None:
         self._budget, self._record, self._predict, self._clock = budget, record, predict, clock
+        self._spot = spot  # of the record once the run has started
         self._begun: dict[str, float] = {}  # predicted amount of each step that was let begin
         self._rates: dict[str, float | None] = {}  # dollars an hour of each hardware
         self._before = sum(sum(self._amounts(each, each.last).values()) for each in earlier)
@@ -155,7 +160,10 @@ class Spending:
         """Why a step may not begin; empty where it may, and for one that had begun before."""
         if node.key in self._begun:
             return ""
-        seconds, rate = self._predict(node), self._rate(node)
+        rate = self._rate(node)
+        if not rate:
+            return ""
+        seconds = self._predict(node)
         amount, rest = rate * (seconds or 0.0), self._budget.most - self._spent(promised=True)
         if amount <= rest:
             self._begun[node.key] = amount
@@ -163,19 +171,24 @@ class Spending:
         price = "" if self._budget.dollars is None else f" at ${rate * 3600:,.2f} an hour"
         place = hardware_name(node) or "this machine"
         hours = f"{time_text(seconds or 0.0)} of {place}{price}"
+        if rest <= 0.0:
+            spent = self._budget.say(self._spent(promised=True))
+            return (
+                f"budget: {self._budget} is spent ({spent}, with earlier runs of this command that "
+                "were cut off); raise --budget"
+            )
         return (
             f"budget: expected at most {self._budget.say(rest)}, which is left of {self._budget}, "
             f"found {self._budget.say(amount)} by the plan's middle ({hours}); raise --budget, or "
             "choose fewer steps or other hardware (`ponente plan`)"
         )
 
-    def check(self, nodes: Iterable[Node]) -> None:
+    def check(self, nodes: Iterable[Node], graph: Iterable[Node]) -> None:
         """Raise `InputError` for steps that exceed the whole budget, before anything runs.
 
-        Also for hardware without a price, and for dollars where no step costs any.
+        Also for hardware without a price, and for dollars where no step of the graph costs any.
         """
-        nodes = list(nodes)
-        if not any(map(self._rate, nodes)):
+        if not any(map(self._rate, graph)):
             raise InputError(
                 f"budget: expected steps on hardware with a price for {self._budget}, found none; "
                 "give a time such as --budget 3h"
@@ -203,7 +216,7 @@ class Spending:
         if not name or not pod(name).generation:
             return 0.0
         if (rate := self._hourly(name)) is None:
-            kind = "spot" if self._record.spot else "on demand"
+            kind = "spot" if self._spot else "on demand"
             raise InputError(
                 f"budget: expected a price of {name} {kind} for {self._budget}, found none; give a "
                 f"time such as --budget 3h, or prices in a file that {VARIABLE} names"
@@ -212,7 +225,7 @@ class Spending:
 
     def _hourly(self, hardware: str) -> float | None:
         if hardware not in self._rates:  # the user's prices are read once
-            self._rates[hardware] = dollars_an_hour(hardware, spot=self._record.spot)
+            self._rates[hardware] = dollars_an_hour(hardware, spot=self._spot)
         return self._rates[hardware]
 
     def _spent(self, *, promised: bool = False) -> float:

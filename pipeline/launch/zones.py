@@ -7,6 +7,7 @@ has neither its request nor its machines.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import time
@@ -102,6 +103,7 @@ def _wait(zone: str, made: Provisioning, patience: float, tell: Callable[[str], 
 
 def leave(zone: str, made: Provisioning, tell: Callable[[str], None]) -> None:
     """Delete what a zone has until listings have nothing of it; a second Ctrl-C ends that too."""
+    say = contextlib.suppress(OSError)  # a closed terminal must not end the deletion
     interrupted = False
     while True:
         try:
@@ -111,14 +113,18 @@ def leave(zone: str, made: Provisioning, tell: Callable[[str], None]) -> None:
             time.sleep(_LATE_SECONDS)
             if (left := _left(made)) == []:
                 break
-            tell(f"{zone}: {', '.join(left or ['a listing failed'])}; deleting again")
+            with say:
+                tell(f"{zone}: {', '.join(left or ['a listing failed'])}; deleting again")
         except KeyboardInterrupt:
             if interrupted:
-                tell(f"{zone}: may still have machines; this ends them: {'; '.join(made.undo)}")
+                with say:
+                    tell(f"{zone}: may still have machines; this ends them: {'; '.join(made.undo)}")
                 raise
             interrupted = True
-            tell(f"{zone}: what it has is deleted first")
-    tell(f"{zone}: left; nothing of it is listed")
+            with say:
+                tell(f"{zone}: what it has is deleted first")
+    with say:
+        tell(f"{zone}: left; nothing of it is listed")
     if interrupted:
         raise KeyboardInterrupt
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 from collections.abc import Iterator
 
 from pipeline.store import storage
@@ -18,8 +19,11 @@ _MOST = 200  # outputs of a store that are looked into; a bucket takes a request
 
 
 def trainings(store: str, begins: tuple[str, ...] = EVERY) -> Iterator[Checkpoint]:
-    """Finished trainings whose directories' names begin so."""
-    names = [name for name in storage.list_names(store) if name.startswith(begins)][:_MOST]
+    """Finished trainings whose directories' names begin so, of each in turn the same number."""
+    names = storage.list_names(store)
+    kinds = [[name for name in names if name.startswith(begin)] for begin in begins]
+    turns = itertools.chain.from_iterable(itertools.zip_longest(*kinds))
+    names = sorted([name for name in turns if name][:_MOST])
     paths = [storage.join(store, name) for name in names]
     for path, made in zip(paths, concurrently(manifest_of, paths, store), strict=True):
         if made is not None and is_run(made) and "last" in made.result:

@@ -151,7 +151,8 @@ class LivePages:
         """Of the newest runs, as many as the board keeps."""
         from steps.pages import page
 
-        records = self.board.records(self.board.ids()[:MOST_RUNS])
+        ids = self.board.ids()
+        records = self.board.records(ids[:MOST_RUNS])
         found = []
         for each in ledger(records):
             rows = [["step", "hardware", "attempts", "hours", "dollars"]]
@@ -160,9 +161,13 @@ class LivePages:
                 dollars = "" if row["dollars"] is None else f"${row['dollars']:,.2f}"
                 counts = (str(row["attempts"]), f"{row['hours']:.3f}", dollars)
                 rows.append([row["step"], hardware, *counts])
-            total = f"{each['experiment']}: {each['hours']:.3f} h, ${each['dollars']:,.2f}"
+            priced = [row for row in each["steps"] if row["dollars"] is not None]
+            dollars = f", ${each['dollars']:,.2f}" if priced else ""
+            if priced and len(priced) < len(each["steps"]):
+                dollars += " and what has no price"
+            total = f"{each['experiment']}: {each['hours']:.3f} h{dollars}"
             found.append((total, rows))
-        return page.render("spending", experiments=found)
+        return page.render("spending", experiments=found, runs=len(records), total=len(ids))
 
     def _beside(self, names: list[str]) -> list[tuple[str, str]]:
         """(text, link) of comparisons with the same step of the newest other runs."""

@@ -10,6 +10,7 @@ from functools import cached_property
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from data.read.retry import redact
 from steps.rewind.parts import Part, part_of
 from steps.rewind.run import Run
 from steps.rewind.source import Origin
@@ -44,7 +45,8 @@ class BatchRow:
     Attributes:
         part: name of its cache's directory, of the mixture's parts.
         epoch: how often its source had been read before, from 0.
-        loss: nats per counted token under the checkpoint; None without a checkpoint, or tokens.
+        loss: nats per counted token under the checkpoint; None without a checkpoint or tokens, and
+            where it is not finite.
         counted: tokens whose prediction counts.
     """
 
@@ -68,15 +70,21 @@ class Batch:
     @property
     def worst(self) -> int | None:
         """The row with the highest loss; None without losses."""
-        known = [(row.loss, row.row) for row in self.rows if row.loss is not None]
-        return max(known)[1] if known else None
+        known = [
+            (math.inf if row.loss is None else row.loss, -row.row)
+            for row in self.rows
+            if row.counted
+        ]
+        return -max(known)[1] if known else None
 
     @property
     def loss(self) -> float | None:
-        """Mean nats per counted token."""
-        counted = sum(row.counted or 0 for row in self.rows)
-        total = sum((row.loss or 0.0) * (row.counted or 0) for row in self.rows)
-        return total / counted if counted else None
+        """Mean nats per counted token; None if a row's is not finite."""
+        rows = [row for row in self.rows if row.counted]
+        if not rows or any(row.loss is None for row in rows):
+            return None
+        total = math.fsum((row.loss or 0.0) * (row.counted or 0) for row in rows)
+        return total / sum(row.counted or 0 for row in rows)
 
 
 class Rewinder:
@@ -188,7 +196,7 @@ class Rewinder:
             first=first,
             tokens=stop - first,
             after=held.after + max(begin - held.first, 0),
-            origin=origins[held.source, held.shard, held.document],
+            origin=_shown(origins[held.source, held.shard, held.document]),
             text=self.excerpt(tokens[first:stop]),
         )
 
@@ -199,7 +207,7 @@ class Rewinder:
         ids = ids[ids != self.spec.eos_id]
         parts = [ids] if len(ids) <= 2 * _TOKENS else [ids[:_TOKENS], ids[-_TOKENS:]]
         decode = self._tokenizer.decode if self._tokenizer is not None else _joined
-        texts = [" ".join(decode(part.tolist()).split()) for part in parts]
+        texts = [_printable(decode(part.tolist())) for part in parts]
         half = _EXCERPT // 2
         if len(texts) == 1 and len(texts[0]) <= _EXCERPT:
             return texts[0]
@@ -241,3 +249,13 @@ class _Held:
 
 def _joined(ids: Sequence[int]) -> str:
     return " ".join(map(str, ids))
+
+
+def _shown(origin: Origin) -> Origin:
+    """Without what a URL may have of a login."""
+    return dataclasses.replace(origin, file=redact(origin.file), place=redact(origin.place))
+
+
+def _printable(text: str) -> str:
+    """One line without control characters, which a terminal would obey."""
+    return " ".join("".join(c if c.isprintable() else " " for c in text).split())

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from data.read.listing import absolute
 from pipeline.errors import InputError
-from pipeline.store import storage
 from steps.rewind.parts import Wanted
 from steps.rewind.source import Origin
 from training.config.batch_schedule import rows_read, step_that_reads
@@ -110,4 +110,4 @@ def place_of(document: str) -> tuple[str, int] | None:
     file, _, row = document.rpartition(":")
     if not row.isdigit() or not (os.path.isfile(file) or "://" in file):
         return None
-    return storage.normalise(file), int(row)
+    return absolute(file), int(row)

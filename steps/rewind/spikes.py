@@ -5,8 +5,9 @@ before, so that a falling loss has none. A step stands out if its rise is `LEAST
 or more above the median rise of up to `WINDOW` steps before, of which there are `FEWEST` or more. A
 robust deviation is 1.4826 times the median absolute deviation (the standard deviation of a normal
 distribution), and at least `FLOOR`. A value that is not finite stands out too. Steps that stood out
-are not among those that later ones are compared with; of neighbouring ones the first is kept, since
-those after it may only show what it did to the parameters.
+are not among those that later ones are compared with, unless more than `NEAR` follow each other,
+which are a new level; of neighbouring ones the first is kept, since those after it may only show
+what it did to the parameters.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ class Spike:
     value: float
     median: float
     deviations: float
+    after: int = 0  # the step before it that stood out too, if that is the row before
 
 
 def spikes(history: Sequence[Mapping[str, Any]], most: int) -> list[Spike]:
@@ -50,7 +52,7 @@ def spikes(history: Sequence[Mapping[str, Any]], most: int) -> list[Spike]:
     found: list[Spike] = []
     for spike in sorted(_each(history), key=lambda each: (each.step, -each.deviations)):
         before = found[-1] if found else None
-        if before is None or spike.step > before.last + 1:
+        if before is None or (spike.step > before.last + 1 and spike.after != before.last):
             found.append(spike)
         else:
             away = max(before.deviations, spike.deviations)
@@ -62,6 +64,7 @@ def spikes(history: Sequence[Mapping[str, Any]], most: int) -> list[Spike]:
 def _each(history: Sequence[Mapping[str, Any]]) -> Iterable[Spike]:
     for column in COLUMNS:
         near, rises = deque[float](maxlen=NEAR), deque[float](maxlen=WINDOW)
+        high, before = 0, 0  # judged values in a row that stood out, and the last row's step
         for row in history:
             value = float(row.get(column, 0.0))
             if value == 0.0:  # not measured, or of a batch without counted tokens
@@ -70,10 +73,13 @@ def _each(history: Sequence[Mapping[str, Any]]) -> Iterable[Spike]:
             middle = statistics.median(near) if near else level
             rise = level - middle if math.isfinite(level) else math.inf
             away = _away(rise, rises)
-            if away >= LEAST:
+            last, before = before, int(row["step"])
+            high = high + 1 if away >= LEAST else 0
+            if high and not (high > NEAR and math.isfinite(level)):  # else a new level
                 yield Spike(
                     step=int(row["step"]),
                     last=int(row["step"]),
+                    after=last if high > 1 else 0,
                     column=column,
                     value=value,
                     median=math.exp(middle) if math.isfinite(middle) else math.nan,

@@ -44,7 +44,8 @@ def without(
     with Dataset(spec) as dataset:
         read = _read(dataset, parts, documents, end)
         moved = sorted({at for positions in read.values() for at in positions if at >= start})
-        others = _others(dataset, set(read), end, len(moved))
+        free = max([end, *(other + 1 for _, other in spec.moved)])
+        others = _others(dataset, set(read), free, len(moved))
     if not moved:
         run.warn(f"no sequence from {start:,} to {end:,} has any of the documents")
     pairs = {**dict(spec.moved), **dict(zip(moved, others, strict=True))}
@@ -85,13 +86,21 @@ def _read(
 
 
 def _others(dataset: Dataset, rows: set[int], end: int, count: int) -> list[int]:
-    """The first positions from `end` on that read none of `rows`."""
+    """The first positions from `end` on that read none of `rows`.
+
+    Raises `InputError` if a whole epoch from there has none.
+    """
     import numpy as np
 
     found: list[int] = []
+    least = end + dataset.sequences
     for first in itertools.count(end, max(count, 1)):
         if len(found) >= count:
             return found[:count]
+        if not found and first >= least:
+            raise InputError(
+                "without: no sequence after the run's end has none of the documents; name fewer"
+            )
         positions = np.arange(first, first + count)
         found += positions[~np.isin(dataset.rows(positions), list(rows))].tolist()
     return found

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from models.shape.config import TransformerConfig
 from pipeline import StepContext
+from pipeline.accelerators import TPUS
 from pipeline.store import storage
 from steps.training.plan import experience
 from steps.training.plan.cost import SAVE_BYTES, checkpoint_bytes
@@ -90,7 +91,9 @@ def _parts(keep: str) -> dict[str, float]:
 def _predicted(phase: ResolvedPhase, hardware: Mapping[str, Any], root: str) -> dict[str, Any]:
     found: dict[str, Any] = {"memory_bytes": int(phase.estimate.total)}
     if hardware["platform"] != "cpu":
-        found["save_seconds"] = checkpoint_bytes(phase) / phase.devices.count / SAVE_BYTES
+        tpu = TPUS.get(phase.devices.chip)
+        chips = phase.devices.count / (tpu.devices if tpu else 1)
+        found["save_seconds"] = checkpoint_bytes(phase) / chips / SAVE_BYTES
     with contextlib.suppress(KeyError):  # a chip without a row
         where = experience.hardware_of(hardware)
         learned = experience.predicted(phase, where, root.rpartition("/")[0], root)

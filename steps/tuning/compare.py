@@ -38,7 +38,8 @@ def compare(context: Context, node: Node, results: Results) -> int:
         raise InputError(f"plan --on: {node.label} has a length when its inputs are built")
     kinds: dict[str, Chip] = {**TPUS, **GPUS}
     names = [each for name in options.on for each in (kinds if name == ALL else (name,))]
-    pods = [pod(like(kinds[n], run.hardware) if n in kinds else n) for n in dict.fromkeys(names)]
+    names = [like(kinds[n], run.hardware) if n in kinds else n for n in names]
+    pods = [pod(name) for name in dict.fromkeys(names)]
     if without := [each.name for each in pods if chip_of(each) is None]:
         raise InputError(
             f"plan --on: {without[0]}: expected chips whose time is predicted, such as v6e-8, "

@@ -126,7 +126,9 @@ class Table:
         if (on := row.hardware.name) != self.run.hardware.name:
             yield self._only(lambda value: value == self.run.hardware.name) or "hardware", on
         yield from _changed(training, ("batch_size", "microbatches", "remat"), new, old)
-        yield from _changed(at, ("sharding", "sequence", "tensor"), new.parallel, old.parallel)
+        yield from _changed(
+            at, ("sharding", "sequence", "tensor", "reduce"), new.parallel, old.parallel
+        )
         if new.parallel.optimizer_memory == "host" != old.parallel.optimizer_memory:
             yield f"{at}.optimizer_memory", "host"
         heads = ("heads", "kv_heads", "head_size")
@@ -140,7 +142,8 @@ class Table:
 
     def head(self) -> list[str]:
         about = f"{self.label}, declared for {self.run.hardware.name}: {self.tried}"
-        return [about, f"80 % intervals; median error {step_time.ERROR:.0%} on published runs"]
+        error = f"median error {step_time.ERROR:.0%} on published runs"
+        return [about, f"80 % intervals; {error}, not corrected by this store's runs"]
 
     def notes(self) -> list[str]:
         """Where the prices are from, chips of one source together, and what they leave out."""
@@ -253,6 +256,8 @@ class Table:
         y_label, curves = "dollars on demand" if alone else "GiB of a device", []
         for (title, rows), colour in zip(groups.items(), itertools.cycle(COLOURS), strict=False):
             shown = [row for row in rows if row.fits and (row.cost or not alone)]
+            timed = [row for row in shown if row.hours]  # else all in hours of a step
+            shown = timed or shown
             y = [row.cost or 0.0 if alone else row.plan.bytes / GIB for row in shown if row.plan]
             name = title.partition(",")[0].partition(":")[0]
             curves += [Curve(name, [row.time for row in shown], y, colour, "points")] if y else []

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 TRIALS = 4000
 _SEARCH_TRIALS = 1000
-_MOST = 500  # preemptions, after which a trial counts as one that never finishes
+_MOST = 500  # preemptions more than twice the least, after which a trial never finishes
 _Z90 = 1.2816  # 90th percentile of the standard normal distribution
 
 
@@ -101,7 +101,8 @@ def simulate(
     held, waited, count = (np.zeros(segment.shape) for _ in range(3))
     going, begin = np.full(segment.shape, work.steps > 0), work.start
     samples = np.asarray(preemptions.seconds)
-    for _ in range(_MOST):
+    most = _MOST + int(min(2.0 * work.alone(min(every)) / preemptions.mean, 2000.0))
+    for _ in range(most):
         one = len(samples) == 1
         until = samples * rng.exponential(size=trials) if one else rng.choice(samples, trials)
         wait = preemptions.wait * rng.exponential(size=trials)

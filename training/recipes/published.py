@@ -48,7 +48,8 @@ def speedrun() -> Recipe:
 def tuned_muon(width: int, batch: int) -> OptimizerConfig:
     """`speedrun`'s optimizer for another width and another batch in tokens.
 
-    All rates times sqrt(batch / 2^19), and Adam's times (width / 768)^-0.5, as `nanochat` has them.
+    All rates times sqrt(batch / 2^19), and those of tables and head times (width / 768)^-0.5, as
+    `nanochat` has them.
     """
     own, more = speedrun().optimizer, (batch / BATCH) ** 0.5
 
@@ -56,7 +57,8 @@ def tuned_muon(width: int, batch: int) -> OptimizerConfig:
         return dataclasses.replace(config, learning_rate=factor * config.learning_rate)
 
     narrow = more * (width / 768) ** -0.5
-    adam = {n: changed(getattr(own, n), narrow) for n in ("embedding", "head", "vectors")}
+    factors = {"embedding": narrow, "head": narrow, "vectors": more}
+    adam = {name: changed(getattr(own, name), by) for name, by in factors.items()}
     return dataclasses.replace(changed(own, more), **adam)
 
 

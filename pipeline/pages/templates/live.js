@@ -4,7 +4,7 @@
   late.className = 'late';
   late.hidden = true;
   main.before(late);
-  let shown = '', was = new Date();
+  let shown = '', old = false, was = new Date();
   const pressed = () => [...main.querySelectorAll('button[aria-pressed]')];
   function put(text) {
     const page = new DOMParser().parseFromString(text, 'text/html');
@@ -24,12 +24,12 @@
     pressed().forEach((each, i) => { if (each.ariaPressed !== (logarithmic[i] ?? each.ariaPressed)) each.click(); });
   }
   async function look() {
-    if (document.hidden || !getSelection().isCollapsed) return;
+    if (document.hidden || !getSelection().isCollapsed) { old = true; return; }
     try {
       const answer = await fetch(location.href, { cache: 'no-cache' });
       if (!answer.ok) throw new Error(await answer.text());
       const tag = answer.headers.get('ETag');
-      if (tag !== shown && shown) put(await answer.text());
+      if (tag !== shown && (shown || old)) put(await answer.text());
       shown = tag;
       was = new Date();
       late.hidden = true;

@@ -59,8 +59,10 @@ def bill(
 
         return Facts(seconds=alone)
     work, measured = work_of(node, run, results, predicted, chip, devices, learned)
-    if work is None or not work.steps:
+    if work is None:
         return Facts(("spot        known when the store has a training on this hardware",))
+    if work.steps < 1:
+        return Facts(("spot        no step is left",))
     preemptions, source = preemptions_of(run.hardware, results)
     data = _simulated(work, preemptions, run.hardware, every)
     data |= {"times": dataclasses.asdict(work), "measured": measured, "source": source}

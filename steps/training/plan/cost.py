@@ -65,7 +65,7 @@ def checkpoint_bytes(run: DeclaredRun | ResolvedPhase) -> float:
 
 
 def save_seconds(run: DeclaredRun) -> float:
-    return checkpoint_bytes(run) / run.hardware.devices / SAVE_BYTES
+    return checkpoint_bytes(run) / run.hardware.chips / SAVE_BYTES
 
 
 def run_time(run: DeclaredRun, train: TrainConfig, step: Forecast, seconds: float) -> RunTime:

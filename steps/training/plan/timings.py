@@ -148,5 +148,5 @@ def _steps(attempts: Sequence[AttemptTime]) -> dict[str, Any]:
         return {}
     middle = sum(spent) / sum(done)
     rates = [seconds / count for seconds, count in zip(spent, done, strict=True)]
-    ends = quantiles(rates, n=10) if len(rates) > 2 else [middle]
+    ends = quantiles(rates, n=10, method="inclusive") if len(rates) > 2 else [middle]
     return {"step": (min(ends[0], middle), middle, max(ends[-1], middle))}

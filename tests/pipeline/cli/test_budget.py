@@ -6,8 +6,10 @@ import json
 
 from pipeline import Experiment, local
 from pipeline.cli import stopping
+from pipeline.execute.run_record import BUDGET_STOP
 from pipeline.execute.spending import Spending
 from pipeline.graph.capacity import Capacity
+from pipeline.pages.record import runs
 from tests.pipeline.execute.rented import Trained, train
 
 
@@ -60,6 +62,7 @@ def test_a_run_stops_when_its_budget_is_reached_and_resumes(ponente, tmp_path, m
     assert "run it again to resume" in err
     made = [*(tmp_path / "store").glob("train-*/attempts/*/shards/*")]
     assert 1 <= len(made) < 60
+    assert runs(str(tmp_path / "store"))[0].cause == BUDGET_STOP
     status, out, _ = ponente("run", "--budget", "1h", experiment=EXPERIMENT)
     assert status == 0
     assert "1 steps executed" in out or "1 step executed" in out

@@ -42,6 +42,32 @@ def test_attempts_cost_hours_times_the_price_of_all_chips(tmp_path):
     assert dollars_an_hour("v99-3", spot=False) is None
 
 
+def test_a_wait_for_hardware_within_an_attempt_costs_nothing(tmp_path):
+    """An hour of it, as it was last reported, before half an hour of work."""
+    log = Log(str(tmp_path), RUN).tell("run_started", run=RUN, graph=[node("train")])
+    log.began("train").at(3600).tell("waiting_for_resources", "train", cause="none", seconds=3600)
+    log.at(1800).tell("progress", "train", done=1, total=2)
+    (use,) = uses(read(str(tmp_path), RUN), START + 5400)
+    assert use.seconds == 1800
+
+
+def test_a_budget_that_is_spent_says_so(tmp_path):
+    """And steps that cost nothing may begin, also where the plan knows no end of them."""
+    earlier, new = told(str(tmp_path)), RunRecord(RUN, started=START + 9000)
+    made = {"predict": lambda _: float("inf"), "clock": lambda: START + 9000}
+    one = Spending(Budget.parse("$40"), new, **made, earlier=[earlier])
+    assert "budget: $40 is spent" in one.refusal(trained(pod("v6e-16")))
+    assert one.refusal(trained(pod("local"))) == ""
+
+
+def test_earlier_runs_on_spot_count_at_the_price_of_spot(tmp_path):
+    """Before the new run is recorded as one."""
+    made = {"clock": lambda: START, "spot": True}
+    earlier = told(str(tmp_path), spot=True)
+    one = Spending(Budget.parse("$200"), RunRecord(RUN, started=START), **made, earlier=[earlier])
+    assert one._spent() == pytest.approx(1.5 * 16 * V6E.spot)
+
+
 def test_the_ledger_sums_by_experiment_step_and_hardware(tmp_path):
     """Of two runs of one experiment, one on spot; a step without hardware has no price."""
     runs = [told(str(tmp_path / str(spot)), spot=spot) for spot in (False, True)]
@@ -62,6 +88,8 @@ def test_the_ledger_sums_by_experiment_step_and_hardware(tmp_path):
         ("$0.5", Budget(dollars=0.5)),
         ("3h", Budget(seconds=10_800.0)),
         ("90s", Budget(seconds=90.0)),
+        ("12d", Budget(seconds=1_036_800.0)),
+        ("$1234567.89", Budget(dollars=1_234_567.89)),
     ],
 )
 def test_a_budget_is_dollars_or_a_time(text, budget):
@@ -144,12 +172,13 @@ def test_what_has_no_price_is_refused_in_dollars(monkeypatch):
     record = RunRecord(RUN, started=START)
     local, chip = trained(pod("local")), trained(pod("v6e-16"), steps=2)
     one = spending("$40", record, None, START)
-    one.check([local, chip])
+    one.check([local, chip], [local, chip])
+    one.check([local], [local, chip])  # what is left costs nothing
     with pytest.raises(InputError, match=r"hardware with a price for \$40.*--budget 3h"):
-        one.check([local])
+        one.check([local], [local])
     with pytest.raises(InputError, match=r"price of v7x-16 on demand for \$40.*PONENTE_PRICES"):
-        one.check([trained(pod("v7x-16"))])
+        one.check([trained(pod("v7x-16"))], [trained(pod("v7x-16"))])
     dear = spending("$40", record, 10.0, START)
     with pytest.raises(InputError, match=r"^train: budget: .*10 h of v6e-16"):
-        dear.check([local, chip])
+        dear.check([local, chip], [local, chip])
     assert isinstance(chip.hardware[0], Hardware)

@@ -17,7 +17,7 @@ import steps
 from pipeline.errors import StepFailed
 from steps.cli import rewind
 from steps.pages.compare import record_of
-from steps.rewind.batch import Rewinder
+from steps.rewind.batch import Batch, BatchRow, Rewinder
 from steps.rewind.run import open_run
 from steps.rewind.sights import trace
 from steps.rewind.spikes import COLUMNS, spikes
@@ -40,20 +40,43 @@ def test_the_rule_is_the_one_that_is_written(losses, norms):
     """By NumPy, step by step, with the medians of the steps before that did not stand out."""
     rows, flagged = history(losses, norms[: len(losses)]), set()
     for column in COLUMNS:
-        calm, rises = [], []
+        calm, rises, high = [], [], 0
         for row in rows:
             level = math.log(row[column])
             if len(calm) >= 8:
                 rise, usual = level - np.median(calm[-8:]), np.array(rises[-64:])
                 if len(usual) >= 16:
                     scale = 1.4826 * np.median(np.abs(usual - np.median(usual)))
-                    if (rise - np.median(usual)) / max(0.01, scale) >= 6:
+                    high = high + 1 if (rise - np.median(usual)) / max(0.01, scale) >= 6 else 0
+                    if 0 < high <= 8:
                         flagged.add(row["step"])
                         continue
                 rises.append(rise)
             calm.append(level)
     firsts = [step for step in sorted(flagged) if step - 1 not in flagged]
     assert [each.step for each in spikes(rows, 1000)] == firsts
+
+
+def test_a_lasting_rise_is_a_new_level_and_later_spikes_are_seen():
+    """Of a loss that stays higher, logged every tenth step, the begin, and then what stands out."""
+    losses = [3.0 + 0.01 * (n % 3) for n in range(60)] + [3.6 + 0.01 * (n % 3) for n in range(120)]
+    losses[150] = 9.0
+    rows = [{**row, "step": 10 * row["step"]} for row in history(losses)]
+    assert [each.step for each in spikes(rows, 9)] == [610, 1510]
+
+
+def test_a_batch_whose_row_is_not_finite_has_no_mean():
+    """And that row is the worst."""
+    common = {"part": "a", "epoch": 0, "documents": ()}
+    rows = [
+        BatchRow(row=n, loss=loss, counted=10, **common)
+        for n, loss in enumerate((2.0, 4.0, None, 3.0))
+    ]
+    assert Batch(step=1, length=10, rows=rows).loss is None
+    assert Batch(step=1, length=10, rows=rows).worst == 2
+    assert Batch(step=1, length=10, rows=rows[:2]).loss == 3.0
+    assert Batch(step=1, length=10, rows=rows[:2]).worst == 1
+    assert Batch(step=1, length=10, rows=[]).worst is None
 
 
 def test_what_is_not_finite_stands_out_and_a_fall_does_not():
