@@ -56,7 +56,7 @@ FLAGS: dict[str, dict[str, Any]] = {
         default=os.environ.get("PONENTE_PREFIX", "./runs"),
     ),
     "shared": _flag(
-        "more stores to read from, never written; else PONENTE_SHARED",
+        "more stores, only read; else PONENTE_SHARED",
         metavar="URL,...",
         type=names,
         default=names(os.environ.get("PONENTE_SHARED", "")),
@@ -79,12 +79,12 @@ FLAGS: dict[str, dict[str, Any]] = {
         default=0,
     ),
     "executor": _flag(
-        "ray; inline: in this process; auto: inline for small graphs",
+        "inline is this process; auto: for small graphs",
         choices=("auto", "ray", "inline"),
         default="auto",
     ),
     "cluster": _flag(
-        "Ray cluster to join (auto, or its address); else RAY_ADDRESS, else none",
+        "auto, or its address; else RAY_ADDRESS, else none",
         metavar="ADDRESS",
         default=os.environ.get("RAY_ADDRESS"),
     ),
@@ -97,7 +97,7 @@ FLAGS: dict[str, dict[str, Any]] = {
     "older_than": _flag("keep younger objects", type=seconds, default=0.0, metavar="14d"),
     "keep": _flag("keep these", type=names, default=(), metavar="STEP|DIR,..."),
     "undo": _switch("remove an adopted output"),
-    "link": _switch("refer to outputs of other stores, and do not copy what is needed of them"),
+    "link": _switch("refer to outputs of other stores, copy none"),
     "yes": _switch("do not ask"),
     "batches": _flag("with --on: others", type=lambda text: [*map(_count, text.split(","))]),
     "compile": _flag("with --on NAME: plans to compile, minutes each", type=_count, default=0),
@@ -106,7 +106,7 @@ FLAGS: dict[str, dict[str, Any]] = {
         **_switch("without the compiler; or PONENTE_NO_COMPILE"),
         "default": bool(os.environ.get("PONENTE_NO_COMPILE")),
     },
-    "no_learning": _switch("predict by published figures alone, not by the store's finished runs"),
+    "no_learning": _switch("predict without the store's finished runs"),
     "on": _flag(
         "sky, kuberay, gcluster (Cluster Toolkit), gcloud (managed group), queued (queued "
         "resource), or local: this machine imitates the hosts",
@@ -122,7 +122,7 @@ FLAGS: dict[str, dict[str, Any]] = {
     "image": _flag(
         "container image to build and push, for Kubernetes", default="", metavar="REGISTRY/NAME:TAG"
     ),
-    "go": _switch("run the commands, which are otherwise only printed; --on local needs no --go"),
+    "go": _switch("run the commands, which are else only printed"),
     "help": _switch("print this help"),
     "help_settings": _switch("every setting, with its value under the preset"),
 }
