@@ -17,7 +17,7 @@ from pipeline.store import storage
 from pipeline.store.manifest import Manifest
 from steps.artifacts import Checkpoint, Report
 from steps.documents.sample import sample
-from steps.pages.compare import compare, differences, record_of
+from steps.pages.compare import compare, differences, record_named
 from steps.pages.run_record import of_directory
 from steps.tokens.sequences import block_shuffle
 from steps.tokens.token_cache import tokenize
@@ -80,7 +80,7 @@ def test_two_learning_rates_side_by_side(tmp_path):
     trained, model = published(str(tmp_path))["train"]
     attempt = storage.join(trained, "attempts", model.attempt)
     assert manifest.result["headline"] == ["compared small rate, large rate"]
-    both = [of_directory(attempt, "lines"), record_of(f"manifest={trained}")]
+    both = [of_directory(attempt, "lines"), record_named(f"manifest={trained}")]
     assert differences(both) == [["setting", "lines", "manifest"]]
     assert [row["loss"] for row in both[0].history] == [row["loss"] for row in both[1].history]
     check_report(str(tmp_path), trained, model)

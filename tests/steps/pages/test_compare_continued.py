@@ -11,7 +11,7 @@ from pipeline import named, select, sweep
 from pipeline.graph.step import as_node
 from pipeline.store import storage
 from steps.artifacts import Report
-from steps.pages.compare import compare, differences, record_of
+from steps.pages.compare import compare, differences, record_named
 from steps.training.continue_training import extend, warm_start
 from steps.training.train import train
 from tests.pipeline.helpers import bring_up
@@ -49,7 +49,7 @@ def compared(store, **runs):
     """The rows of the table, below its head."""
     bring_up(store, *runs.values())
     records = [
-        record_of(f"{name}={storage.join(store, as_node(run).directory)}")
+        record_named(f"{name}={storage.join(store, as_node(run).directory)}")
         for name, run in runs.items()
     ]
     head, *rows = differences(records)
@@ -126,5 +126,5 @@ def test_a_run_whose_beginning_was_deleted_is_compared(store, tmp_path):
     bring_up(store, more)
     shutil.copytree(store, tmp_path / "copy")
     shutil.rmtree(tmp_path / "copy" / as_node(trained()).directory)
-    found = record_of(f"more={tmp_path / 'copy' / as_node(more).directory}")
+    found = record_named(f"more={tmp_path / 'copy' / as_node(more).directory}")
     assert found.config["continues"] == f"{as_node(trained()).directory} at step 2, which is gone"

@@ -18,7 +18,7 @@ from pipeline.errors import InputError
 from steps.checkpoints.load import load
 from steps.cli import rewind as verb
 from steps.cli import trace_document as trace_verb
-from steps.pages.compare import record_of
+from steps.pages.compare import record_named
 from steps.rewind.batch import Rewinder
 from steps.rewind.run import open_run
 from steps.rewind.sights import trace
@@ -205,7 +205,7 @@ def test_losses_are_those_of_a_direct_evaluation(runs, rewound, kind):
 def test_the_loss_after_a_checkpoint_is_the_one_of_training(runs, rewound, kind):
     """No update lies between the checkpoint of step 8 and the loss of step 9."""
     batch = rewound[kind].batch(9)
-    trained = {row["step"]: row["loss"] for row in record_of(runs[kind][0].path).history}
+    trained = {row["step"]: row["loss"] for row in record_named(runs[kind][0].path).history}
     assert batch.checkpoint == 8
     assert batch.loss == pytest.approx(trained[9], abs=1e-5)
 

@@ -166,7 +166,7 @@ def test_the_same_training_without_them_has_no_spike(poisoned, tmp_path, capsys)
     assert (said["at"], said["start"], said["end"]) == (90, 720, 158 * 8)
     exec(said["declaration"], names)
     output, fed = kinds.fed(poisoned.store, names["again"])
-    before, after = (record_of(path).history for path in (poisoned.path, output.path))
+    before, after = (record_of(path, path).history for path in (poisoned.path, output.path))
     losses = [{row["step"]: row["loss"] for row in rows} for rows in (before, after)]
     with Rewinder(open_run(poisoned.path)) as with_them, Rewinder(open_run(output.path)) as rest:
         changed = []
