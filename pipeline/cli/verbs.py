@@ -122,7 +122,7 @@ FLAGS: dict[str, dict[str, Any]] = {
     "image": _flag(
         "container image to build and push, for Kubernetes", default="", metavar="REGISTRY/NAME:TAG"
     ),
-    "go": _switch("run the commands, which are else only printed"),
+    "go": _switch("run what is else printed; --on local needs no --go"),
     "help": _switch("print this help"),
     "help_settings": _switch("every setting, with its value under the preset"),
 }
