@@ -42,11 +42,11 @@ others:"""
 CPU = """On a CPU nothing is published, and the table is a guess at a core (40 GFLOP/s, 5 GB/s) with
 an interval of 0.15 to 7. `python -m tests.bench.learned_plan STORE` trains 20 small models of
 different shapes (1 to 4 layers of 64 to 256, 64 to 4,096 tokens a step, AdamW and Muon) in one
-store. On two cores that up to a dozen other processes used at the same time, six of them trained
-again differed by 38 % (median) from the first time, which no prediction can know. The guess
-erred by 40 % in the median (90th percentile 67 %); corrected by the runs before it, 41 % (70 %); by
-all other runs, 25 % (65 %), with 85 % of the runs inside an interval that had become narrower. The
-times of single kinds in profiles made it worse there (36 %, 159 %), as operations wait for cores:
+store. On two cores with nothing else, six of them trained again differed by 3 % (median). The guess
+erred by 132 % in the median (90th percentile 230 %); corrected by the runs before it, 29 % (86 %);
+by all other runs, 19 % (55 %), with 95 % of the runs inside an interval that had become narrower.
+With up to a dozen other processes, equal runs differed by 38 %, and the errors were 40, 41 and 25
+%. The times of single kinds in profiles made it worse (29 %, 88 %), as operations wait for cores:
 on a CPU they are in reports, and plans learn from whole steps. On a chip, learning from profiles
 was tested on synthetic stores only."""
 CONTRIBUTE = """Your own plans need nothing but your runs. For everyone else's, add a line to
