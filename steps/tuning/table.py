@@ -126,9 +126,10 @@ class Table:
         if (on := row.hardware.name) != self.run.hardware.name:
             yield self._only(lambda value: value == self.run.hardware.name) or "hardware", on
         yield from _changed(training, ("batch_size", "microbatches", "remat"), new, old)
-        yield from _changed(
-            at, ("sharding", "sequence", "tensor", "reduce"), new.parallel, old.parallel
-        )
+        layout = ("sharding", "sequence", "tensor")
+        # "auto" comes to the same; another one could be that of another layout.
+        layout += () if old.parallel.reduce == "auto" else ("reduce",)
+        yield from _changed(at, layout, new.parallel, old.parallel)
         if new.parallel.optimizer_memory == "host" != old.parallel.optimizer_memory:
             yield f"{at}.optimizer_memory", "host"
         heads = ("heads", "kv_heads", "head_size")
