@@ -30,6 +30,16 @@ class UsageParser(argparse.ArgumentParser):
         raise UsageError(f"{self.prog}: {message}; see {self.prog} --help")
 
 
+def library_parser(verb: str, about: str | None) -> UsageParser:
+    """The parser of a verb of a step library, which adds its arguments."""
+    return UsageParser(
+        prog=f"ponente {verb}",
+        description=about,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+
+
 def parser(
     verb: str, experiment: Declaration[Any] | None = None, program: str = ""
 ) -> argparse.ArgumentParser:

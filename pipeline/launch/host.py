@@ -193,7 +193,8 @@ def check_chips(host: Host, devices: str = "/dev", seconds: float = 60.0) -> Non
                 f"{devices}; recreate it, or end the process that holds them"
             )
         time.sleep(1.0)
-    holders.unlock()
+    if host.hardware.kind == "tpu":
+        holders.unlock()
     while host.hardware.kind == "tpu" and (held := holders.chips(devices)):
         if time.monotonic() >= deadline:
             each = "; ".join(f"{one.found}: {one.advice}" for one in held)

@@ -57,12 +57,7 @@ def _text(value: Any) -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = engine.UsageParser(
-        prog="ponente dial",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = engine.library_parser("dial", __doc__)
     add = parser.add_argument
     for name, about in zip(NAMES, _ABOUT, strict=True):
         add(f"--{name}", type=int if name == "depth" else float, help=f"one of five: {about}")

@@ -225,12 +225,7 @@ def page_of(run: str, steps: str) -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = engine.UsageParser(
-        prog="ponente rewind",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = engine.library_parser("rewind", __doc__)
     add = parser.add_argument
     add("run", metavar="RUN", help="directory of a step that trains: a path or gs://")
     add("steps", metavar="STEP", nargs="?", help="a step, counted from 1, or STEP..STEP")

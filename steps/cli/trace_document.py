@@ -40,12 +40,7 @@ def run(arguments: list[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = engine.UsageParser(
-        prog="ponente trace",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = engine.library_parser("trace", __doc__)
     add = parser.add_argument
     add("document", metavar="DOCUMENT", help="an id, FILE:ROW (from 0), or words of its text")
     add("run", metavar="RUN", help="directory of a step that trains: a path or gs://")

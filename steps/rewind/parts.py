@@ -6,6 +6,7 @@ encoded again from their source, and rows of integers are one document each.
 
 from __future__ import annotations
 
+import abc
 import functools
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -42,7 +43,7 @@ class Held(NamedTuple):
     offsets: np.ndarray
 
 
-class Part:
+class Part(abc.ABC):
     """The training split of one cache."""
 
     def __init__(self, cache: TokenCache) -> None:
@@ -50,12 +51,12 @@ class Part:
         self.names = [shard.name for shard in cache.each_shard(f"{TRAIN}/")]
         self.held = functools.lru_cache(_KEPT)(self._held)
 
-    def _held(self, shard: int) -> Held:
-        raise NotImplementedError
+    @abc.abstractmethod
+    def _held(self, shard: int) -> Held: ...
 
+    @abc.abstractmethod
     def origins(self, shard: int, documents: Sequence[int]) -> list[Origin]:
         """Where documents of a shard came from, in their order."""
-        raise NotImplementedError
 
     def find(self, wanted: Wanted) -> Iterator[tuple[int, int]]:
         """(shard, document) of each document that is wanted."""

@@ -3,7 +3,7 @@
     python -m tests.bench.dashboard --runs 1000 --latency 0.03
 
 The store is the project's gs:// server in this process, the dashboard another process; three of the
-runs go on. Prints a table.
+runs are in progress. Prints a table.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def names(count: int) -> list[str]:
 
 
 def fill(count: int, scratch: Path) -> list[str]:
-    """A store of so many runs of ten steps, the newest `LIVE` of which go on; returns the names."""
+    """A store of so many runs, the newest `LIVE` of which are in progress; returns the names."""
     runs = names(count)
     run_logs.clean_run(str(scratch), "RUN", START, reused=3)
     run_logs.summarise(str(scratch), "RUN")

@@ -60,6 +60,17 @@ def test_who_holds_chips_is_named_once(machine, hold):
     assert found.advice.startswith("end it, or let its run end")
 
 
+def test_a_lock_file_that_a_killed_process_left_is_removed(machine, hold):
+    """And one that a process has open is not."""
+    held, left = machine / "held", machine / "left"
+    for path in (held, left):
+        path.touch()
+    hold(held)
+    for path in (held, left, machine / "none"):
+        holders.unlock(str(path))
+    assert [path.exists() for path in (held, left)] == [True, False]
+
+
 def test_a_holder_that_cannot_be_seen_is_known_by_its_refusal(machine, monkeypatch):
     """A process of another container or user: the kernel says EBUSY."""
     real = os.open

@@ -11,13 +11,13 @@ from statistics import fmean, quantiles
 from typing import Any
 
 from pipeline.accelerators import Chip, chip_of
-from pipeline.errors import CorruptOutput
 from pipeline.graph.facts import Published, Results
 from pipeline.graph.step import Node
 from pipeline.store import manifest, storage
 from pipeline.store.manifest import KEEP
 from pipeline.store.shards import ATTEMPTS
 from steps.artifacts import Checkpoint
+from steps.checkpoints.finished import EVERY, manifest_of
 from steps.training.plan.cost import checkpoint_bytes
 from steps.training.plan.declared_run import DeclaredRun
 from training.cost.preemption import Work
@@ -25,7 +25,6 @@ from training.metrics.goodput import AttemptTime, read_attempts
 
 Ends = tuple[float, float, float]
 LEAST_STEPS = 20  # measured ones, below which a prediction of the step is better
-_STEPS = ("train-", "extend-", "warm_start-")
 _MOST = 8  # outputs that are looked into, the newest first
 _BESIDE = ("init", "compile", "checkpoint", "other")  # buckets that are not of steps
 
@@ -92,16 +91,13 @@ def _newest(results: Results, chip: Chip | None = None) -> Iterator[Checkpoint]:
     if not prefix or not storage.is_local(prefix):
         return
     found = []
-    for name in filter(lambda name: name.startswith(_STEPS), storage.list_names(prefix)):
+    for name in filter(lambda name: name.startswith(EVERY), storage.list_names(prefix)):
         with contextlib.suppress(OSError):
             path = storage.join(prefix, name)
             written = os.stat(storage.local_path(storage.join(path, manifest.NAME))).st_mtime
             found.append((written, path))
     for _, path in sorted(found, reverse=True)[:_MOST]:
-        with contextlib.suppress(CorruptOutput):
-            made = manifest.load(path)
-            if made is None:
-                continue
+        if (made := manifest_of(path)) is not None:
             kind = made.result.get("measured", {}).get("devices", "").partition(" x ")[2]
             here = kind == "cpu" and made.provenance.get("host") == socket.gethostname()
             if here if chip is None else chip_of(kind) is chip:

@@ -19,7 +19,7 @@ RUN = "20260921-120000-aaaaaa"
 V6E = PRICES["v6e"]
 
 
-def told(prefix, *, spot=False) -> RunRecord:
+def rented_run(prefix, *, spot=False) -> RunRecord:
     """A run of two trainings: one preempted after an hour, again at work since half an hour."""
     graph = [{**node("train"), "hardware": "v6e-16"}, {**node("report"), "hardware": ""}]
     log = Log(prefix, RUN).tell("run_started", run=RUN, graph=graph, spot=spot, experiment="mine")
@@ -31,7 +31,7 @@ def told(prefix, *, spot=False) -> RunRecord:
 def test_attempts_cost_hours_times_the_price_of_all_chips(tmp_path):
     """The wait between them costs nothing; spot has its own price."""
     for spot, rate in ((False, V6E.on_demand), (True, V6E.spot)):
-        record = told(str(tmp_path / str(spot)), spot=spot)
+        record = rented_run(str(tmp_path / str(spot)), spot=spot)
         first, second = uses(record, START + 3600 + 60 + 1800)
         assert (first.seconds, second.seconds) == (3600, 1800)
         assert (first.preempted, second.preempted) == (True, spot)
@@ -53,7 +53,7 @@ def test_a_wait_for_hardware_within_an_attempt_costs_nothing(tmp_path):
 
 def test_a_budget_that_is_spent_says_so(tmp_path):
     """And steps that cost nothing may begin, also where the plan knows no end of them."""
-    earlier, new = told(str(tmp_path)), RunRecord(RUN, started=START + 9000)
+    earlier, new = rented_run(str(tmp_path)), RunRecord(RUN, started=START + 9000)
     made = {"predict": lambda _: float("inf"), "clock": lambda: START + 9000}
     one = Spending(Budget.parse("$40"), new, **made, earlier=[earlier])
     assert "budget: $40 is spent" in one.refusal(trained(pod("v6e-16")))
@@ -63,14 +63,14 @@ def test_a_budget_that_is_spent_says_so(tmp_path):
 def test_earlier_runs_on_spot_count_at_the_price_of_spot(tmp_path):
     """Before the new run is recorded as one."""
     made = {"clock": lambda: START, "spot": True}
-    earlier = told(str(tmp_path), spot=True)
+    earlier = rented_run(str(tmp_path), spot=True)
     one = Spending(Budget.parse("$200"), RunRecord(RUN, started=START), **made, earlier=[earlier])
     assert one._spent() == pytest.approx(1.5 * 16 * V6E.spot)
 
 
 def test_the_ledger_sums_by_experiment_step_and_hardware(tmp_path):
     """Of two runs of one experiment, one on spot; a step without hardware has no price."""
-    runs = [told(str(tmp_path / str(spot)), spot=spot) for spot in (False, True)]
+    runs = [rented_run(str(tmp_path / str(spot)), spot=spot) for spot in (False, True)]
     (found,) = ledger(runs)
     assert (found["experiment"], found["attempts"]) == ("mine", 4)
     assert found["hours"] == pytest.approx(3.0)
@@ -111,7 +111,7 @@ def spending(budget: str, record: RunRecord, hours: float | None, now: float) ->
 
 def test_a_step_that_exceeds_the_rest_is_refused_before_it_starts(tmp_path):
     """By what is spent and by what a running step will still spend; one that began may resume."""
-    record, now = told(str(tmp_path)), START + 3600 + 60 + 1800
+    record, now = rented_run(str(tmp_path)), START + 3600 + 60 + 1800
     rate = 16 * V6E.on_demand  # dollars an hour; 1.5 hours are spent
     train, other = trained(pod("v6e-16")), trained(pod("v6e-16"), steps=2)
     assert spending(f"${rate * 2.6:.2f}", record, 1.0, now).refusal(other) == ""
@@ -124,7 +124,7 @@ def test_a_step_that_exceeds_the_rest_is_refused_before_it_starts(tmp_path):
     empty = RunRecord(RUN, started=START)
     one = spending(f"${rate * 1.5:.2f}", empty, 1.0, START)
     assert one.refusal(train) == "" == one.refusal(train)
-    empty.steps[train.key] = told(str(tmp_path / "2")).steps[key("train")]
+    empty.steps[train.key] = rented_run(str(tmp_path / "2")).steps[key("train")]
     empty.steps[train.key].key, empty.steps[train.key].attempts = train.key, []
     assert "expected at most" in one.refusal(other)  # the first is promised its hour
 
@@ -146,7 +146,7 @@ def test_a_budget_of_time_counts_the_run_s_own_time():
 
 def test_dollars_are_reached_by_the_bill(tmp_path):
     """A second before it is not, then it is."""
-    record, rate = told(str(tmp_path)), 16 * V6E.on_demand
+    record, rate = rented_run(str(tmp_path)), 16 * V6E.on_demand
     end = START + 3600 + 60 + 1800  # 1.5 hours
     budget = f"${rate * 1.5:.2f}"
     assert spending(budget, record, None, end - 1).reached() == ""
@@ -158,7 +158,7 @@ def test_dollars_are_reached_by_the_bill(tmp_path):
 
 def test_a_command_that_was_killed_and_started_again_has_one_budget(tmp_path):
     """As machines that were taken away with their driver do; until the last event of its log."""
-    earlier = told(str(tmp_path))
+    earlier = rented_run(str(tmp_path))
     new = RunRecord(RUN, started=START + 9000)
     dollars, seconds = Budget.parse("$200"), Budget.parse("3h")
     one = Spending(dollars, new, clock=lambda: START + 9000, earlier=[earlier])

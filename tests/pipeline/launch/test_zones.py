@@ -130,6 +130,19 @@ def test_an_interrupt_leaves_nothing_rented(cloud, when):
     assert cloud.rented() == set()
 
 
+def test_a_closed_terminal_ends_no_deletion(cloud):
+    """One that has to be repeated, while nothing can be printed."""
+    cloud.says(A, "WAITING_FOR_RESOURCES")
+    (cloud.folder / f"{A}.slow").touch()
+
+    def tell(line):
+        raise BrokenPipeError(line)
+
+    with pytest.raises(BrokenPipeError):
+        cloud.run(tell=tell)
+    assert cloud.rented() == set()
+
+
 def test_an_interrupt_while_it_deletes_lets_it_delete(cloud, monkeypatch):
     """Once; the second ends it, with the commands that end the rest."""
     pauses = []

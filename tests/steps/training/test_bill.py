@@ -21,7 +21,7 @@ from steps.training.plan.bill import preemptions_of
 from steps.training.plan.cost import TPU_HOURS, TPU_WAIT
 from steps.training.plan.timings import fields
 from tests.pipeline.execute.run_logs import Log
-from tests.pipeline.execute.run_logs import node as told
+from tests.pipeline.execute.run_logs import node as recorded_node
 from tests.steps.mini import MINI, run
 from tests.steps.training.test_planning import node
 from training.metrics.goodput import read_attempts
@@ -127,7 +127,10 @@ def test_times_of_the_training_s_own_attempts_take_the_place_of_predictions(tmp_
 def test_the_store_s_own_preemptions_take_the_place_of_the_prior(tmp_path):
     """Three in 12 hours of two slices, so one every 8 hours a slice; waits of 100 s."""
     log = Log(str(tmp_path), "20260921-120000-aaaaaa")
-    graph = [{**told("train"), "hardware": "2xv6e-16"}, {**told("other"), "hardware": "v4-16"}]
+    graph = [
+        {**recorded_node("train"), "hardware": "2xv6e-16"},
+        {**recorded_node("other"), "hardware": "v4-16"},
+    ]
     log.tell("run_started", run=log.run, graph=graph, spot=True)
     hardware, results = pod("v6e-16"), Published({}, str(tmp_path))
     for number in range(3):
