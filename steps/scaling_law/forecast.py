@@ -33,6 +33,7 @@ from pipeline.identity.fingerprint import canonical, digest, plain, without_defa
 from steps.artifacts import Checkpoint, Sequences
 from steps.checkpoints.finished import TRAIN, manifest_of, trainings
 from steps.measured import recipe_of, without
+from steps.scaling_law.early import bounds, ratios
 from steps.scaling_law.points import Point, groups, point_of, why_not_two_variables
 from training.config import OptimizerConfig, TrainConfig
 
@@ -127,6 +128,19 @@ def forecast_of(
 
     By finished runs of its store; or the reason why they allow none.
     """
+    found = _behind(own, sequences, model, optimizer, train, splits)
+    return found if isinstance(found, str) else forecast(found[0], (each for _, each in found[1]))
+
+
+def _behind(
+    own: str,
+    sequences: Sequences,
+    model: TransformerConfig,
+    optimizer: OptimizerConfig,
+    train: TrainConfig,
+    splits: Sequence[str],
+) -> tuple[Run, list[tuple[Checkpoint, Run]]] | str:
+    """The run that is forecast and those of its store that count; or why there are none."""
     if train.steps < LEAST_STEPS:
         return f"a run of fewer than {LEAST_STEPS} steps is the beginning of training"
     try:
@@ -135,8 +149,9 @@ def forecast_of(
     except (PonenteError, OSError) as error:  # a training does not need its forecast
         return f"the store's runs could not be read ({error})"
     wanted = described(data, model, canonical(optimizer), train, splits)
-    counted = (run for run in found if run[0].path != own and run[0].train.steps >= LEAST_STEPS)
-    return forecast(wanted, (each for _, each in counted))
+    return wanted, [
+        run for run in found if run[0].path != own and run[0].train.steps >= LEAST_STEPS
+    ]
 
 
 @functools.lru_cache(256)
@@ -146,10 +161,26 @@ def _data(path: str) -> str:
     return (recipe_of(path, made) if made else "") or path
 
 
-def forecast_row(own: str, *training: Any) -> dict[str, Any] | None:
+def forecast_row(
+    own: str,
+    sequences: Sequences,
+    model: TransformerConfig,
+    optimizer: OptimizerConfig,
+    train: TrainConfig,
+    splits: Sequence[str],
+) -> dict[str, Any] | None:
     """`TrainJob.forecast` of a training, arguments as of `forecast_of`."""
-    found = forecast_of(own, *training)
-    return {"steps": training[3].steps, **vars(found)} if isinstance(found, LossForecast) else None
+    behind = _behind(own, sequences, model, optimizer, train, splits)
+    if isinstance(behind, str):
+        return None
+    wanted, runs = behind
+    found = forecast(wanted, (each for _, each in runs))
+    if isinstance(found, str):
+        return None
+    seen = [(each.point, ratios(run)) for run, each in runs if each.family == wanted.family]
+    with_ratios = [(point, each) for point, each in seen if each is not None]
+    early = bounds((found.low, found.high), wanted.point, train.steps, with_ratios)
+    return {"steps": train.steps, **vars(found), "early": early}
 
 
 def score(rows: Iterable[dict[str, Any]], last: dict[str, Any]) -> dict[str, Any]:

@@ -295,7 +295,7 @@ class _Recorder(Listener):
             case "evaluation" if not math.isfinite(fields["loss"]):
                 step, split, loss = (fields[name] for name in ("step", "split", "loss"))
                 self._warn(f"step {step}: the loss on {split} is {loss}")
-            case "learning_rate" | "tracker":
+            case "learning_rate" | "tracker" | "off_forecast":
                 self._warn(fields["reason"])
             case "watchdog":
                 name = f"process-{fields['process']}.txt"

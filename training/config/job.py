@@ -121,8 +121,8 @@ class Listener:
     """Hears of a run, each method in process 0; those that a caller does not override do nothing.
 
     The events, with their fields: "corrupt_checkpoint", "failed_checkpoint", "resumed",
-    "started_from", "learning_rate", "evaluation", "sample", "sequences", "forecast", "tracker",
-    "preempted", and in any process "watchdog".
+    "started_from", "learning_rate", "evaluation", "sample", "sequences", "forecast",
+    "off_forecast", "tracker", "preempted", and in any process "watchdog".
     """
 
     def commit(self, step: int, path: str) -> None:

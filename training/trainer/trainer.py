@@ -29,6 +29,7 @@ from training.config.batch_schedule import BatchPhase, dropped, due
 from training.config.job import Listener, TrainJob, TrainResult, check_job
 from training.cost.host_cpu import cores, processor
 from training.evaluate.evaluator import InTrainingEvaluation
+from training.metrics.early import EarlyLooks
 from training.metrics.metrics_log import Segment, read_history, to_relative
 from training.metrics.recorder import PeakMemory, Recorder
 from training.metrics.stopwatch import Stopwatch, TimedBatches
@@ -96,6 +97,7 @@ class _Trainer:
         self.job, self.program, self.batch_phases = job, program, programs.phases
         self.run, self.watch, self.compiler = run, run.watch, compiler
         self.history: Sequence[Segment] = ()
+        self.looks: EarlyLooks | None = None
         if run.leader:
             for note in program.notes:
                 logger.info("%s", note)
@@ -164,8 +166,12 @@ class _Trainer:
             else:
                 self.run.log.resume(start.history)
         self.run.began(start.step, loaded=self.compiler.loaded > 0)
+        forecasts = read_history(start.history, ["forecast"])
         if self.job.forecast is not None and start.step == 0:
             self.run.event("forecast", step=0, **self.job.forecast)
+            forecasts = iter([self.job.forecast])
+        if self.run.log is not None:
+            self.looks = EarlyLooks(self.run.log, forecasts, self.config.steps)
         if start.event is not None:
             self.run.event(start.event[0], **start.event[1])
         if self.run.leader:
@@ -275,6 +281,8 @@ class _Trainer:
                 feed.set_inflight(metrics["loss"])
                 self.recorder.push(step, metrics)
                 run.watchdog.beat(step)
+                if self.looks is not None and self.looks.due(step):
+                    self._look(step, self.looks)
 
                 # Evaluate, unless the machine is about to go; SIGTERM ends an evaluation too.
                 last, stopping = step == config.steps, run.stop.requested()
@@ -308,6 +316,12 @@ class _Trainer:
                     "scale of the initial parameters, or start from another checkpoint"
                 )
         return rows is not None
+
+    def _look(self, step: int, looks: EarlyLooks) -> None:
+        """Compare the loss so far with what the forecast expects of it here."""
+        with self._pause("forecast", "other"):
+            if found := looks.outside(step):
+                self.run.event("off_forecast", **found)
 
     def _told_skipped(self, step: int) -> str:
         return f"and {self.recorder.updates.skipped:,.0f} of the {step:,} updates were not applied"

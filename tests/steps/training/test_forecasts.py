@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import math
 
 import pytest
 
@@ -69,7 +70,17 @@ def test_a_forecast_is_planned_recorded_drawn_and_scored(tmp_path, capsys, monke
     assert kinds.index("forecast") < kinds.index("step")
     row = run.rows("forecasts")[0]
     planned_row = {name: found[name] for name in ("loss", "low", "high", "law", "runs")}
+    early = row.pop("early")
     assert row == {"step": 0, "steps": 16, **planned_row}
+    assert [step for step, *_ in early] == [2, 4, 8]
+    other = built(store, second, Checkpoint)  # the first is too short for a tenth of its steps
+    losses = [
+        math.log(each["loss"] / other.result["last"]["loss"]) for each in other.rows("history")
+    ]
+    for number, step in enumerate((1, 2, 4)):
+        low, high = early[number][1:]
+        middle = math.log(row["low"] * row["high"]) / 2 + losses[step - 1]
+        assert math.log(low * high) / 2 == pytest.approx(middle)
     last = run.result["last"]["loss"]
     inside = found["low"] <= last <= found["high"]
     scored = {**planned_row, "measured": last, "inside": inside}
