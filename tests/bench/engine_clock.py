@@ -19,7 +19,6 @@ _imported: list[float] = []
 
 @contextlib.contextmanager
 def importing() -> Iterator[None]:
-    """Count the block as importing the engine."""
     begun = time.perf_counter()
     yield
     _imported.append(time.perf_counter() - begun)

@@ -7,7 +7,7 @@ from tests.bench import engine_clock
 
 def _main() -> None:
     with engine_clock.importing():
-        from tests.bench.engine_steps import experiment
+        from tests.bench.engine_graphs import experiment
     experiment.main()
 
 

@@ -21,8 +21,8 @@ from pipeline.plan.lineage import lineage
 from pipeline.plan.plan import needed_keys, plan
 from pipeline.store import storage
 from pipeline.store.outputs import Store
-from tests.bench.plan_clock import chain, publish, wide_graph
-from tests.pipeline.helpers import bring_up, executed, result
+from tests.pipeline.graph.large_graphs import chain, publish, wide_graph
+from tests.pipeline.helpers import bring_up, executed, path_of, result
 from tests.pipeline.toy import Numbers, Scale, numbers, scaled, total
 
 ROOT = Path(__file__).parents[3]
@@ -58,7 +58,6 @@ def test_a_cycle_is_refused(tmp_path, length, entry):
 
 
 def test_the_message_of_a_cycle_names_its_steps_and_no_others():
-    """What leads to the cycle is not part of it."""
     ring = [named(node, f"ring {n}") for n, node in enumerate(_ring(3))]
     with pytest.raises(InputError) as caught:
         topological([as_node(total(ring[1]))])
@@ -186,7 +185,7 @@ def test_a_lineage_leaves_out_what_was_deleted(tmp_path):
     source = numbers(count=4)
     bring_up(str(tmp_path), total(scaled(source, scale=Scale(2)), source))
     node = as_node(total(scaled(source, scale=Scale(2)), source))
-    storage.delete_tree(storage.join(str(tmp_path), as_node(source).directory))
+    storage.delete_tree(path_of(str(tmp_path), source))
     found = lineage([storage.join(str(tmp_path), node.directory)])
     assert [a.manifest.label for a in found] == ["scaled", "total"]
 
