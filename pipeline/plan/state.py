@@ -35,22 +35,14 @@ NOT_BUILT = "not built yet"  # why a run executes a step without an output
 
 @dataclass(frozen=True)
 class Selection:
-    """The part of a graph to run; steps are given by label or by directory.
-
-    Attributes:
-        until: bring these and their inputs up to date, instead of the experiment's targets.
-        force: build these again although their outputs exist.
-        keep_going: after a failure, continue with the steps that do not depend on it.
-        jobs: maximal number of concurrent steps; 0 for as many as there are resources.
-        keep_shards: of unfinished builds, keep the shards that other code of a step wrote.
-    """
+    """The part of a graph to run; steps are given by label or by directory."""
 
     only: tuple[str, ...] = ()
-    until: tuple[str, ...] = ()
-    force: tuple[str, ...] = ()
-    keep_going: bool = False
-    jobs: int = 0
-    keep_shards: bool = False
+    until: tuple[str, ...] = ()  # these and their inputs, instead of the experiment's targets
+    force: tuple[str, ...] = ()  # build these again although their outputs exist
+    keep_going: bool = False  # after a failure, with the steps that do not depend on it
+    jobs: int = 0  # the most concurrent steps; 0 for as many as there are resources
+    keep_shards: bool = False  # of unfinished builds, also those that other code of a step wrote
 
     def __post_init__(self) -> None:
         if type(self.jobs) is not int or self.jobs < 0:
@@ -62,20 +54,14 @@ class Selection:
 
 @dataclass
 class GraphState:
-    """The existing outputs of a graph, by node key.
-
-    Attributes:
-        found: outputs that can be reused; `same` are those made for another key, from inputs of the
-            same content.
-        stale, corrupt, foreign: why an output cannot be; foreign is another step's of its name.
-        attempts: the attempt that published each output in the user's own store, also stale ones.
-    """
+    """The existing outputs of a graph, by node key: those to reuse, and why others cannot be."""
 
     found: dict[str, Found] = field(default_factory=dict)
-    same: set[str] = field(default_factory=set)
+    same: set[str] = field(default_factory=set)  # found for another key, from the same contents
     stale: dict[str, str] = field(default_factory=dict)
     corrupt: dict[str, str] = field(default_factory=dict)
-    foreign: dict[str, str] = field(default_factory=dict)
+    foreign: dict[str, str] = field(default_factory=dict)  # of another step of this name
+    # The attempt that published each output in the user's own store, also stale ones.
     attempts: dict[str, str] = field(default_factory=dict)
     listings: Listings = field(default_factory=Listings)
 
