@@ -21,7 +21,6 @@ from tests.pipeline.toy import Numbers, numbers
 
 
 def test_information_of_the_steps_packages_and_warnings_of_all_are_kept(tmp_path):
-    """And afterwards loggers are as they were."""
     ours = (
         "ponente",
         "training.trainer.trainer",
@@ -105,7 +104,6 @@ def leaves_once(run, numbers: Numbers):
 
 
 def test_leaving_when_told_to_is_no_error(tmp_path):
-    """One line of information, without a traceback."""
     _left.clear()
     bring_up(str(tmp_path), leaves_once(numbers(count=3)))
     (log,) = tmp_path.glob(f"leaves_once-*/attempts/{_left[0]}/log.txt")

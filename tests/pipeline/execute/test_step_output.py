@@ -165,7 +165,6 @@ def test_more_than_a_pipe_holds_is_no_deadlock(tmp_path, capfd):
 
 
 def test_a_line_without_end_is_ended_for_the_display(tmp_path, capsys):
-    """During the step and after it, once."""
     with capture(str(tmp_path / "log.txt"), redirect=False):
         display = PlainDisplay(sys.stdout._stream)
         for _ in range(2):
