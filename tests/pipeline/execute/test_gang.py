@@ -177,6 +177,12 @@ def test_an_error_on_purpose_goes_before_what_it_did_to_others(collect, kind):
     assert (type(error), str(error), ended) == (kind, "words", 11.0)
 
 
+def test_an_error_of_the_system_may_pass(collect):
+    """It is raised as one that is tried again, with its process."""
+    error, _ = collect([(10.0, RESET), (11.0, ("OSError", "words"))], [ALWAYS, ALWAYS])
+    assert (type(error), str(error)) == (StoreUnavailable, "process 1 of 2 on cpu-2x1: words")
+
+
 def test_the_answer_is_that_of_process_0(collect):
     assert collect([(10.0, ("done", "a")), (90.0, ("done", "b"))], [ALWAYS] * 2) == ("a", 90.0)
 
