@@ -182,26 +182,23 @@ def foreign_build(node: Node, ledger: Ledger) -> str:
 
 
 def other_step(node: Node, recorded: Mapping[str, Any]) -> str:
-    """As `source_code.other_step`, also of the functions in the node's configuration."""
-    if there := _other_step(node, recorded):
+    """As `source_code.other_step`, also of the functions in the node's configuration.
+
+    A step of this library may move within its package.
+    """
+    function = node.step.function
+    package, moved = function.__module__.partition(".")[0], False
+    if package in NEIGHBOURS and Path(inspect.getfile(function)).is_relative_to(HOME / package):
+        defined = recorded.get("defined")
+        files = [defined["file"]] if defined else recorded.get("sources") or ()
+        moved = any(name.startswith(f"{package}/") for name in files)
+    if not moved and (there := source_code.other_step(function, recorded)):
         return there
     for called in node.functions[1:]:
         about = recorded.get("called", {}).get(called.__qualname__)
         if about and (there := source_code.other_step(called, {**recorded, "defined": about})):
             return there
     return ""
-
-
-def _other_step(node: Node, recorded: Mapping[str, Any]) -> str:
-    """As `source_code.other_step`, but a step of this library may move within its package."""
-    function = node.step.function
-    package = function.__module__.partition(".")[0]
-    if package in NEIGHBOURS and Path(inspect.getfile(function)).is_relative_to(HOME / package):
-        defined = recorded.get("defined")
-        files = [defined["file"]] if defined else recorded.get("sources") or ()
-        if any(name.startswith(f"{package}/") for name in files):
-            return ""
-    return source_code.other_step(function, recorded)
 
 
 def is_another(node: Node, there: str) -> str:
