@@ -19,13 +19,13 @@ _SMALL_CUBES = ["2x2x1", "2x2x2", "2x2x4", "2x4x4", "4x4x4", "4x4x8", "4x8x8", "
 _CUBES: dict[int, str] = {4 << doublings: name for doublings, name in enumerate(_SMALL_CUBES)}
 # Ray's table of topologies has neither Google's largest v4-4096 (8x16x16) nor all of v7x.
 _V7X_CUBES = _CUBES | {2048: "8x16x16"}
-_MORE_CUBES = {2048: "8x16x16", 4096: "16x16x16", 6144: "16x16x24"}
+_V5P_CUBES = _V7X_CUBES | {4096: "16x16x16", 6144: "16x16x24"}
 _CHIPS_PER_HOST = 4
 # Generations with flat slices have machine types with 1, 4 and 8 chips.
 _MOST_ON_ONE_HOST = 8
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Chip:
     """One kind of chip, as its devices in JAX."""
 
@@ -35,9 +35,12 @@ class Chip:
     memory: float  # bytes
     bandwidth: float  # bytes per second of that memory
     link: float  # bytes per second, one way, of one link to another chip, or of all NVLinks
-    links: int = 1  # to other chips in the same slice or host
     usable: float | None = None  # bytes for a program, by the TPU compiler; None if not measured
-    devices: int = 1  # of one chip
+
+    @property
+    def links(self) -> int:
+        """To other chips in the same slice or host."""
+        return 1
 
     @property
     def ray_type(self) -> str:
@@ -45,15 +48,36 @@ class Chip:
         return self.name.upper()
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Tpu(Chip):
     """A TPU generation."""
 
-    google_name: str  # in accelerator types such as v5litepod-16 and in Ray's labels
-    cores: int  # per chip; the number in a slice's name counts cores
-    topologies: dict[int, str] = field(repr=False)  # of a slice, by its number of chips
-    # libtpu's setting that makes one chip one device; otherwise v4 has one device per core.
-    chip_config: str = "default"
+    topologies: dict[int, str] = field(default_factory=dict, repr=False)  # by a slice's chips
+    devices: int = 1  # of one chip
+
+    @property
+    def google_name(self) -> str:
+        """In accelerator types such as v5litepod-16 and in Ray's labels."""
+        return {"v5e": "v5litepod", "v7x": "tpu7x"}.get(self.name, self.name)
+
+    @property
+    def chip_config(self) -> str:
+        """libtpu's setting that makes one chip one device; otherwise v4 has one per core."""
+        return "megacore" if self.name == "v4" else "default"
+
+    @property
+    def flat(self) -> bool:
+        """Whether its slices are tori of two dimensions, and not of three."""
+        return self.topologies is _FLAT
+
+    @property
+    def links(self) -> int:
+        return 4 if self.flat else 6
+
+    @property
+    def cores(self) -> int:
+        """Per chip; the number in a slice's name counts cores."""
+        return 1 if self.flat else 2
 
     @property
     def ray_type(self) -> str:
@@ -65,7 +89,7 @@ class Tpu(Chip):
         return self.google_name.replace("tpu", "v")
 
     def hosts(self, chips: int) -> int:
-        whole = self.topologies is _FLAT and chips <= _MOST_ON_ONE_HOST
+        whole = self.flat and chips <= _MOST_ON_ONE_HOST
         return 1 if whole else math.ceil(chips / _CHIPS_PER_HOST)
 
     @property
@@ -73,59 +97,20 @@ class Tpu(Chip):
         return {f"{self.name}-{chips * self.cores}": chips for chips in self.topologies}
 
 
-def _tpu(
-    name: str,
-    kinds: tuple[str, ...],
-    peak: float,
-    gib: float,
-    usable: float,
-    bandwidth: float,
-    link: float,
-    topologies: dict[int, str],
-    google_name: str = "",
-    chip_config: str = "default",
-    devices: int = 1,
-) -> Tpu:
-    cubes = topologies is not _FLAT
-    return Tpu(
-        name=name,
-        device_kinds=kinds,
-        peak=peak,
-        memory=gib * _GIB,
-        usable=usable * _GIB,
-        bandwidth=bandwidth,
-        link=link,
-        links=6 if cubes else 4,
-        google_name=google_name or name,
-        cores=2 if cubes else 1,
-        topologies=topologies,
-        chip_config=chip_config,
-        devices=devices,
-    )
-
-
-def _gpu(name: str, kind: str, peak: float, memory: float, bandwidth: float, link: float) -> Chip:
-    figures = {"peak": peak, "memory": memory, "bandwidth": bandwidth, "link": link}
-    return Chip(name=name, device_kinds=(kind,), **figures)
-
-
 _TPUS = (
-    _tpu("v4", ("TPU v4",), 275e12, 32, 30.75, 1228e9, 45e9, _CUBES, chip_config="megacore"),
-    _tpu("v5e", ("TPU v5 lite", "TPU v5e"), 197e12, 16, 15.75, 819e9, 45e9, _FLAT, "v5litepod"),
+    Tpu("v4", ("TPU v4",), 275e12, 32 * _GIB, 1228e9, 45e9, 30.75 * _GIB, _CUBES),
+    Tpu("v5e", ("TPU v5 lite", "TPU v5e"), 197e12, 16 * _GIB, 819e9, 45e9, 15.75 * _GIB, _FLAT),
     # Google's 95 GiB is rounded: libtpu gives programs more.
-    _tpu("v5p", ("TPU v5", "TPU v5p"), 459e12, 96, 95.74, 2765e9, 90e9, _CUBES | _MORE_CUBES),
-    _tpu("v6e", ("TPU v6 lite", "TPU v6e"), 918e12, 32, 31.25, 1600e9, 90e9, _FLAT),
+    Tpu("v5p", ("TPU v5", "TPU v5p"), 459e12, 96 * _GIB, 2765e9, 90e9, 95.74 * _GIB, _V5P_CUBES),
+    Tpu("v6e", ("TPU v6 lite", "TPU v6e"), 918e12, 32 * _GIB, 1600e9, 90e9, 31.25 * _GIB, _FLAT),
     # The halves of a chip share its links, which are v5p's.
-    _tpu(
-        *("v7x", ("TPU7x",), 2307e12 / 2, 96, 94.74, 7380e9 / 2, 90e9 / 2, _V7X_CUBES, "tpu7x"),
-        devices=2,
-    ),
+    Tpu("v7x", ("TPU7x",), 2307e12 / 2, 96 * _GIB, 7380e9 / 2, 45e9, 94.74 * _GIB, _V7X_CUBES, 2),
 )
 _GPUS = (
-    _gpu("a100", "NVIDIA A100", 312e12, 80e9, 2039e9, 300e9),
-    _gpu("h100", "NVIDIA H100", 989.4e12, 80e9, 3350e9, 450e9),
-    _gpu("h200", "NVIDIA H200", 989.4e12, 141e9, 4800e9, 450e9),
-    _gpu("b200", "NVIDIA B200", 2250e12, 180e9, 8000e9, 900e9),
+    Chip("a100", ("NVIDIA A100",), 312e12, 80e9, 2039e9, 300e9),
+    Chip("h100", ("NVIDIA H100",), 989.4e12, 80e9, 3350e9, 450e9),
+    Chip("h200", ("NVIDIA H200",), 989.4e12, 141e9, 4800e9, 450e9),
+    Chip("b200", ("NVIDIA B200",), 2250e12, 180e9, 8000e9, 900e9),
 )
 TPUS = {tpu.name: tpu for tpu in _TPUS}
 GPUS = {gpu.name: gpu for gpu in _GPUS}

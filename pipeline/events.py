@@ -22,10 +22,6 @@ class _Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag=_
     step: str = ""
     key: str = ""
 
-    def plain(self) -> dict[str, Any]:
-        """The event as it is in the log."""
-        return {"event": self.__struct_config__.tag, **msgspec.structs.asdict(self)}
-
 
 class RunStarted(_Event, frozen=True):
     run: str = ""
@@ -151,11 +147,6 @@ class Stopping(_Event, frozen=True):
     cause: str = ""
 
 
-class ListenerLost(_Event, frozen=True):
-    listener: str = ""
-    cause: str = ""
-
-
 class RunFinished(_Event, frozen=True):
     outcome: str = "ok"
     executed: list[str] = []
@@ -164,7 +155,7 @@ class RunFinished(_Event, frozen=True):
 
 
 Event = (
-    (RunStarted | Provenance | PhaseBegan | Stopping | ListenerLost | RunFinished)
+    (RunStarted | Provenance | PhaseBegan | Stopping | RunFinished)
     | (Hit | Queued | Submitted | Waiting | WaitingForResources | Started | Retried)
     | (Progress | ShardFinished | ShardRetried | Warned | Retrying | Output)
     | (Finished | Failed | Stopped | Skipped)

@@ -59,11 +59,9 @@ def _names(values: list[Any], built: Iterable[Artifact]) -> list[str]:
         texts = next((texts for texts in ends if len(set(texts)) == len(texts)), texts)
     labels = [as_node(artifact).label for artifact in built]
     fit = all(is_display_name(f"{a}[{b}]") for a, b in zip(labels, texts, strict=True))
-    return (
-        texts
-        if fit and len(set(texts)) == len(texts)
-        else [str(i) for i in range(1, len(values) + 1)]
-    )
+    if fit and len(set(texts)) == len(texts):
+        return texts
+    return [str(number) for number in range(1, len(values) + 1)]
 
 
 def _differing(values: list[Any]) -> list[str]:
@@ -125,18 +123,14 @@ def selection(
         {"step": c.manifest.label, "value": value, **more}
         for c, value, more in zip(candidates, values, compared, strict=True)
     ]
-    result = {**winner.result, "selected": {"index": best, "by": by, "mode": mode}}
     headline = f"best by {by}: {label_of(winner.manifest)} ({values[best]:g})"
-    headline += f"; {certain}" if certain else ""
-    return Reference(
-        winner,
-        "selected",
-        {
-            **result,
-            "measured": {**winner.result.get("measured", {}), "candidates": table},
-            "headline": [headline],
-        },
-    )
+    result = {
+        **winner.result,
+        "selected": {"index": best, "by": by, "mode": mode},
+        "measured": {**winner.result.get("measured", {}), "candidates": table},
+        "headline": [f"{headline}; {certain}" if certain else headline],
+    }
+    return Reference(winner, "selected", result)
 
 
 def _number(artifact: Artifact, by: str) -> float:

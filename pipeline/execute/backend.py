@@ -1,11 +1,11 @@
-"""Backends execute requests: the protocol, the one of this process, and which runs are small."""
+"""Backends execute requests: the one of this process, and which runs are small enough for it."""
 
 from __future__ import annotations
 
 import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Protocol
+from typing import Any
 
 from pipeline.errors import Cancelled, InputError
 from pipeline.events import Emit, Event
@@ -19,16 +19,20 @@ from pipeline.plan.listings import Listings, external_values
 from pipeline.store.shards import Shard
 
 
-class Backend(Protocol):
-    """Executes requests."""
+class Backend:
+    """Executes requests, at most `slots` at once."""
 
-    slots: int
+    slots = 1
 
-    def submit(self, request: Request) -> None: ...
+    def submit(self, request: Request) -> None:
+        raise NotImplementedError
 
-    def poll(self) -> list[tuple[Request, Outcome]]: ...  # since the last call, or briefly later
+    def poll(self) -> list[tuple[Request, Outcome]]:
+        """What has ended since the last call, or ends briefly later."""
+        raise NotImplementedError
 
-    def events(self) -> list[Event]: ...
+    def events(self) -> list[Event]:
+        return []
 
     def end(self, key: str) -> None: ...  # shards in flight of the request are finished
 
@@ -45,9 +49,7 @@ class InlineWorkers:
         self._ends: Callable[[], None] | None = None
 
     def stop(self) -> None:
-        """Cancel after the shard in flight; called by a signal handler, at any point of the code,
-        or by another thread.
-        """
+        """Cancel after the shard in flight; called by a signal handler or by another thread."""
         self.stopping = True
         if self._ends is not None:
             self._ends()
@@ -86,10 +88,8 @@ class InlineWorkers:
             self._ends = None
 
 
-class InlineBackend:
+class InlineBackend(Backend):
     """Executes each request at once, in this process."""
-
-    slots = 1
 
     def __init__(self, log: EventLog, on_preemption: Callable[[], None] | None = None) -> None:
         self._log = log
@@ -108,15 +108,8 @@ class InlineBackend:
         finished, self._finished = self._finished, []
         return finished
 
-    def events(self) -> list[Event]:
-        return []
-
-    def end(self, key: str) -> None: ...
-
     def stop(self) -> None:
         self._workers.stop()
-
-    def close(self) -> None: ...
 
 
 _SOURCE_BYTES = 64 * 2**20  # one core tokenises them in about ten seconds
@@ -125,9 +118,8 @@ _SOURCE_BYTES = 64 * 2**20  # one core tokenises them in about ten seconds
 def why_small(order: Iterable[Node], needed: Iterable[Node], listings: Listings) -> str:
     """Why the needed steps can run in this process, for display; empty if they need Ray.
 
-    A small run ends in less time than Ray needs to start.
-    The work of a fan-out grows with the sources of the graph, so those must be known and small; a
-    graph of steps that read none is small.
+    Such a run ends in less time than Ray needs to start. The work of a fan-out grows with the
+    sources of the graph, so those must be known and small, where its steps read any.
     """
     for node in needed:
         wants = node.step.resources
@@ -149,7 +141,7 @@ def why_small(order: Iterable[Node], needed: Iterable[Node], listings: Listings)
 
 
 def refuse_several_hosts(needed: Iterable[Node]) -> None:
-    """Raise `InputError` for hardware of several hosts; to be called when there is no cluster."""
+    """Raise `InputError` for hardware of several hosts, which need a cluster."""
     for node in needed:
         for place in node.hardware:
             if place.kind in ("tpu", "gpu") and place.processes > 1:

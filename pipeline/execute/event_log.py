@@ -66,7 +66,6 @@ class EventLog:
                     self._listeners.remove(listener)
                     name, cause = type(listener).__name__, one_line(error)
                     logger.warning("%s stopped showing this run: %s", name, cause)
-                    self.emit(events.ListenerLost(name, cause))
 
     def _keep(self, event: Event) -> None:
         line, key, now = events.encode(event) + b"\n", event.key, time.monotonic()

@@ -143,10 +143,7 @@ class Execution:
             raise Cancelled("stopped; finished steps and shards are kept")
 
     def _loop(self, backend: Backend) -> None:
-        running, waiting = (
-            self._states.among(NodePhase.RUNNING),
-            self._states.among(NodePhase.WAITING),
-        )
+        running, waiting = map(self._states.among, (NodePhase.RUNNING, NodePhase.WAITING))
         stopped = False
         while running or self._errands or (waiting and self._going()):
             # A stop is passed on once; what runs then may take long to save and end.

@@ -177,8 +177,6 @@ class Screen:
             self._pieces.append(text)
         return len(text)
 
-    def flush(self) -> None: ...
-
     def _follow(self) -> None:
         while not self._over.wait(SECONDS):
             self._send()

@@ -7,8 +7,9 @@ another run that does its work.
 from __future__ import annotations
 
 import enum
+import functools
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -108,7 +109,7 @@ class States(dict[str, NodeState]):
         super().__init__((node.key, NodeState(node, i)) for i, node in enumerate(order))
         self._phases: dict[NodePhase, dict[str, NodeState]] = {phase: {} for phase in NodePhase}
         self.candidates: OrderedDict[str, NodeState] = OrderedDict()
-        self._codes: dict[tuple[Callable[..., Any], ...], dict[str, Any]] = {}
+        self._record = functools.cache(record)
         self.users: dict[str, list[Node]] = {}
         for node in order:
             for child in node.inputs.values():
@@ -116,9 +117,7 @@ class States(dict[str, NodeState]):
 
     def code_of(self, node: Node) -> dict[str, Any]:
         """The code of a node's step when it was asked for first, see `source_code.record`."""
-        if node.functions not in self._codes:
-            self._codes[node.functions] = record(*node.functions)
-        return self._codes[node.functions]
+        return self._record(*node.functions)
 
     def move(self, state: NodeState, phase: NodePhase) -> None:
         assert phase is state.phase or phase in _MOVES[state.phase], (state.phase, phase)

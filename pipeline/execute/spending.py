@@ -6,6 +6,7 @@ A step without a setting of type `Hardware` holds none. This machine and its CPU
 from __future__ import annotations
 
 import argparse
+import functools
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -153,7 +154,7 @@ class Spending:
         self._budget, self._record, self._predict, self._clock = budget, record, predict, clock
         self._spot = spot  # of the record once the run has started
         self._begun: dict[str, float] = {}  # predicted amount of each step that was let begin
-        self._rates: dict[str, float | None] = {}  # dollars an hour of each hardware
+        self._hourly = functools.cache(dollars_an_hour)  # the user's prices are read once
         self._before = sum(sum(self._amounts(each, each.last).values()) for each in earlier)
 
     def refusal(self, node: Node) -> str:
@@ -215,18 +216,13 @@ class Spending:
             return 1.0
         if not name or not pod(name).generation:
             return 0.0
-        if (rate := self._hourly(name)) is None:
+        if (rate := self._hourly(name, spot=self._spot)) is None:
             kind = "spot" if self._spot else "on demand"
             raise InputError(
                 f"budget: expected a price of {name} {kind} for {self._budget}, found none; give a "
                 f"time such as --budget 3h, or prices in a file that {VARIABLE} names"
             )
         return rate / 3600
-
-    def _hourly(self, hardware: str) -> float | None:
-        if hardware not in self._rates:  # the user's prices are read once
-            self._rates[hardware] = dollars_an_hour(hardware, spot=self._spot)
-        return self._rates[hardware]
 
     def _spent(self, *, promised: bool = False) -> float:
         """What is spent, if `promised` with what running steps will still spend as predicted."""
@@ -242,7 +238,8 @@ class Spending:
             return {"": now - record.started}
         spent: dict[str, float] = {}
         for use in uses(record, now):
-            amount = (self._hourly(use.step.hardware) or 0.0) * use.seconds / 3600
+            rate = self._hourly(use.step.hardware, spot=self._spot) or 0.0
+            amount = rate * use.seconds / 3600
             spent[use.step.key] = spent.get(use.step.key, 0.0) + amount
         return spent
 

@@ -126,16 +126,11 @@ class Artifact:
 
 @dataclass(frozen=True)
 class Source:
-    """The build of a live input.
-
-    Attributes:
-        replaces: attempt of the published output that the build replaces; empty for none.
-        arguments: arguments of its step: configuration and runtime settings.
-    """
+    """The build of a live input."""
 
     build: str
-    replaces: str
-    arguments: Mapping[str, Any]
+    replaces: str  # attempt of the published output that the build replaces; empty for none
+    arguments: Mapping[str, Any]  # of its step: configuration and runtime settings
 
 
 @dataclass(frozen=True)

@@ -8,17 +8,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Capacity:
-    """What a plan assumes of the machines.
+    """What a plan assumes of the machines."""
 
-    Attributes:
-        spot: whether they are preemptible.
-        hours: between two preemptions: a mean, or samples; empty for what the step knows of them.
-        source: of `hours`.
-    """
-
-    spot: bool = False
+    spot: bool = False  # preemptible
+    # Between two preemptions: a mean, or samples; empty for what the step knows of them.
     hours: tuple[float, ...] = ()
-    source: str = ""
+    source: str = ""  # of `hours`
 
     @classmethod
     def parse(cls, text: str) -> Capacity:

@@ -1,8 +1,7 @@
 """Hardware that a step can request: this machine, TPU slices, hosts with GPUs, or CPU processes.
 
-A choice of hardware is data. It never enters a step's key, and this module imports neither jax nor
-ray. `pod("cpu-2x2")` is two CPU processes of two virtual devices each on this machine; it runs the
-multi-host code path where there is no pod.
+A choice of hardware never enters a step's key. `pod("cpu-2x2")` is two CPU processes of two virtual
+devices each on this machine; it runs the multi-host code path where there is no pod.
 """
 
 from __future__ import annotations

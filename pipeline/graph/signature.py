@@ -17,35 +17,25 @@ from pipeline.identity.listing import External
 
 @dataclass(frozen=True)
 class InputType:
-    """An input argument: its artifact class, and whether it may be None, a tuple, or read live.
-
-    Where `or_value`, a configuration value may be given instead: `Annotated[Documents | str, ...]`.
-    """
+    """An input argument: its artifact class, and whether it may be None, a tuple, or read live."""
 
     kind: type[Artifact]
     optional: bool = False
     many: bool = False
     live: bool = False
-    or_value: bool = False
+    or_value: bool = False  # a configuration value instead: `Annotated[Documents | str, ...]`
 
 
 @dataclass(frozen=True)
 class Signature:
-    """The arguments of a step, by their roles.
+    """The arguments of a step, by their roles."""
 
-    Attributes:
-        parameters: the signature of a call, which has no `StepContext`.
-        classes: the class of each argument that is annotated with one dataclass.
-        defaults: canonical default values of the configuration arguments.
-        externals: the marks of arguments that name data outside the store.
-    """
-
-    parameters: inspect.Signature
+    parameters: inspect.Signature  # of a call, which has no `StepContext`
     inputs: Mapping[str, InputType]
     runtime: frozenset[str]
-    classes: Mapping[str, type]
-    defaults: Mapping[str, Any]
-    externals: Mapping[str, External]
+    classes: Mapping[str, type]  # of the arguments that are annotated with one dataclass
+    defaults: Mapping[str, Any]  # canonical ones of the configuration arguments
+    externals: Mapping[str, External]  # marks of arguments that name data outside the store
 
 
 def read_signature(function: Callable[..., Any]) -> Signature:

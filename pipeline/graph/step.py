@@ -46,20 +46,15 @@ _KEY_DIGITS = 20  # hex digits of the key in the path (80 bits); the manifest ha
 class Resources:
     """What a step's own body needs while it runs, and each of its shards; a gang has its hardware.
 
-    Attributes:
-        cpus: cores; 0 for a body that only waits for its workers.
-        memory: bytes of host memory to reserve; 0 for no reservation.
-        custom: other resources by name, as the cluster's nodes declare them.
-        tries: attempts in a row without a new shard or checkpoint, after which a transient failure
-            (lost worker, storage error) is final. A lost host is no failure.
-        shard_cpus, shard_memory: those of each worker that writes a shard of a fan-out.
+    `tries` are attempts in a row without a new shard or checkpoint, after which a transient failure
+    (lost worker, storage error) is final. A lost host is no failure.
     """
 
-    cpus: float = 1
-    memory: int = 0
-    custom: Mapping[str, float] = field(default_factory=dict)
+    cpus: float = 1  # cores; 0 for a body that only waits for its workers
+    memory: int = 0  # bytes of host memory to reserve; 0 for no reservation
+    custom: Mapping[str, float] = field(default_factory=dict)  # others, as nodes declare them
     tries: int = 3
-    shard_cpus: float = 1
+    shard_cpus: float = 1  # of each worker that writes a shard of a fan-out
     shard_memory: int = 0
 
     def __post_init__(self) -> None:
@@ -134,35 +129,29 @@ def as_node(artifact: Artifact | Node) -> Node:
 
 @dataclass(frozen=True, eq=False)
 class StepSpec(Generic[P, A]):
-    """A declared step; calling it builds a `Node`.
-
-    Attributes:
-        name: stable name, part of the key and of directory names.
-        reads_lineage: it reads more of its inputs than their contents, such as their own inputs and
-            configuration; so it runs again when those changed and the contents did not.
-        advise: returns lines that `plan` shows about its configuration and runtime settings.
-        check: raises `InputError` for arguments of a call, by name, that cannot work with any
-            content of the inputs.
-        facts: returns facts about a node before it runs, see `pipeline.graph.facts`.
-        elsewhere: "module:function" of `plan --on`, imported for that alone: called with the
-            command's `Context`, the node and `Results`; prints, and returns the exit status.
-        environment: environment variables that it reads: the driver's values reach its workers and
-            gangs on other hosts, and are recorded, except those named like a secret (HF_TOKEN).
-        then: given a node, the one that its call stands for: another step, for what a runtime
-            argument asks for and an existing output must not leave undone, or the node itself.
-    """
+    """A declared step; calling it builds a `Node`."""
 
     function: Callable[Concatenate[StepContext, P], Result]
     output: type[A]
     version: int
-    name: str
+    name: str  # part of the key and of directory names
     resources: Resources = Resources()
+    # It reads more of its inputs than their contents, such as their own inputs and configuration;
+    # so it runs again when those changed and the contents did not.
     reads_lineage: bool = False
+    # Lines that `plan` shows about its configuration and runtime settings.
     advise: Callable[[Mapping[str, Any]], list[str]] | None = None
+    # Raises `InputError` for arguments of a call that cannot work with any content of the inputs.
     check: Callable[[Mapping[str, Any]], None] | None = None
-    facts: Callable[[Node, Results], Facts] | None = None
+    facts: Callable[[Node, Results], Facts] | None = None  # about a node before it runs
+    # "module:function" of `plan --on`, imported for that alone: called with the command's
+    # `Context`, the node and `Results`; prints, and returns the exit status.
     elsewhere: str = ""
+    # Environment variables that it reads: the driver's values reach its workers and gangs on other
+    # hosts, and are recorded, except those named like a secret (HF_TOKEN).
     environment: tuple[str, ...] = ()
+    # The node that a call stands for: of another step, for what a runtime argument asks for and an
+    # existing output must not leave undone, or the node itself.
     then: Callable[[Node], Any] | None = None
 
     def __post_init__(self) -> None:
@@ -189,10 +178,7 @@ class StepSpec(Generic[P, A]):
             value = bound.arguments[name]
             expected = self.signature.inputs.get(name)
             if expected and not isinstance(value, str | Node | None):
-                raise InputError(
-                    f"{self.name}({name}=...): expected {expected.kind.__name__} or a source, got "
-                    f"{value!r} of type {type(value).__name__}"
-                )
+                raise self._refusal(name, f"{expected.kind.__name__} or a source", value)
             if value is not None and not isinstance(value, Node):
                 bound.arguments[name] = external.absolute(value)
         inputs, config, runtime = {}, {}, {}
@@ -201,15 +187,9 @@ class StepSpec(Generic[P, A]):
             if expected and (isinstance(value, Node) or value is None or not expected.or_value):
                 inputs |= dict(self._input_nodes(name, value))
             elif isinstance(value, Node):
-                raise InputError(
-                    f"{self.name}({name}=...): expected a configuration value, got the output of "
-                    f"step {value.label!r}"
-                )
+                raise self._refusal(name, "a configuration value", value)
             elif not isinstance(value, kind := self.signature.classes.get(name, object)):
-                raise InputError(
-                    f"{self.name}({name}=...): expected {kind.__name__}, got {value!r} of type "
-                    f"{type(value).__name__}"
-                )
+                raise self._refusal(name, kind.__name__, value)
             else:
                 (runtime if name in self.signature.runtime else config)[name] = value
         try:
@@ -225,10 +205,7 @@ class StepSpec(Generic[P, A]):
         expected = self.signature.inputs[name]
         if expected.many:
             if not isinstance(value, tuple | list) or not value:
-                raise InputError(
-                    f"{self.name}({name}=...): expected one or more {expected.kind.__name__}, "
-                    f"got {value!r}"
-                )
+                raise self._refusal(name, f"one or more {expected.kind.__name__}", value)
             for index, item in enumerate(value):
                 yield f"{name}[{index}]", self._check_input(f"{name}[{index}]", expected, item)
         elif value is not None or not expected.optional:
@@ -237,12 +214,13 @@ class StepSpec(Generic[P, A]):
     def _check_input(self, name: str, expected: InputType, value: Any) -> Node:
         if isinstance(value, Node) and issubclass(value.output, expected.kind):
             return value
-        found = (
-            f"{value.output.__name__} (the output of step {value.label!r})"
-            if isinstance(value, Node)
-            else f"{value!r} of type {type(value).__name__}"
-        )
-        raise InputError(f"{self.name}({name}=...): expected {expected.kind.__name__}, got {found}")
+        raise self._refusal(name, expected.kind.__name__, value)
+
+    def _refusal(self, name: str, expected: str, value: Any) -> InputError:
+        found = f"{value!r} of type {type(value).__name__}"
+        if isinstance(value, Node):
+            found = f"{value.output.__name__} (the output of step {value.label!r})"
+        return InputError(f"{self.name}({name}=...): expected {expected}, got {found}")
 
     def __reduce__(self) -> Any:
         # A worker imports the step by name, unless its file is not sent to workers.

@@ -105,17 +105,13 @@ class Workers(Protocol):
 
 @dataclass(frozen=True)
 class GangProcess:
-    """Which process of a gang this is.
-
-    Attributes:
-        coordinator: "host:port" that process 0 listens on; None in a gang of one.
-        started: Unix time at which the engine began to start the gang, after its hardware was
-            reserved; by the clock of the engine's machine.
-    """
+    """Which process of a gang this is."""
 
     index: int = 0
     count: int = 1
-    coordinator: str | None = None
+    coordinator: str | None = None  # "host:port" that process 0 listens on; None in a gang of one
+    # Unix time at which the engine began to start the gang, after its hardware was reserved; by the
+    # clock of the engine's machine.
     started: float = field(default_factory=time.time)
 
 

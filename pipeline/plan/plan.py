@@ -35,34 +35,23 @@ _NAMED = 5  # steps named in a reason
 class Planned:
     """One step of the plan.
 
-    Attributes:
-        status: "hit", "unchecked" (a hit whose sources cannot be listed), "stale", "partial",
-            "running", "failed", "miss", "corrupt", or "foreign": of another step of this name.
-        reason: one line: what is reused, how many shards are finished, what changed.
-        needed: whether a run would execute it (an input of a hit is not needed).
-        refused: whether a run stops at once, as it would have to replace a corrupt or foreign
-            output without `--force`.
-        found: the output, for a hit.
-        detail: its progress: finished shards, a failure, the process that runs it.
-        beside: labels of the steps to run that it follows while they run.
-        nearest: directory of the earlier output that the reason compares with.
-        lines: differences from it, or from the stale output, one line per field.
-        notes: about its sources: not reachable, or with files that are not read.
+    Its `status` is "hit", "unchecked" (a hit whose sources cannot be listed), "stale", "partial",
+    "running", "failed", "miss", "corrupt", or "foreign": of another step of this name.
     """
 
     node: Node
     path: str
     status: str
-    reason: str
-    needed: bool = False
-    refused: bool = False
-    found: Found | None = None
-    detail: str = ""
-    beside: tuple[str, ...] = ()
-    nearest: str = ""
-    lines: list[str] = field(default_factory=list)
+    reason: str  # one line: what is reused, how many shards are finished, what changed
+    needed: bool = False  # a run would execute it; an input of a hit is not needed
+    refused: bool = False  # a run stops at once: only --force replaces a corrupt or foreign output
+    found: Found | None = None  # the output, for a hit
+    detail: str = ""  # its progress: finished shards, a failure, the process that runs it
+    beside: tuple[str, ...] = ()  # labels of the steps to run that it follows while they run
+    nearest: str = ""  # directory of the earlier output that the reason compares with
+    lines: list[str] = field(default_factory=list)  # differences from it, or from the stale output
     warnings: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)  # on sources: unreachable, with unread files
     sources: dict[str, str] = field(default_factory=dict)
 
     @property

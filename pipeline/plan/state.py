@@ -35,22 +35,14 @@ NOT_BUILT = "not built yet"  # why a run executes a step without an output
 
 @dataclass(frozen=True)
 class Selection:
-    """The part of a graph to run; steps are given by label or by directory.
-
-    Attributes:
-        until: bring these and their inputs up to date, instead of the experiment's targets.
-        force: build these again although their outputs exist.
-        keep_going: after a failure, continue with the steps that do not depend on it.
-        jobs: maximal number of concurrent steps; 0 for as many as there are resources.
-        keep_shards: of unfinished builds, keep the shards that other code of a step wrote.
-    """
+    """The part of a graph to run; steps are given by label or by directory."""
 
     only: tuple[str, ...] = ()
-    until: tuple[str, ...] = ()
-    force: tuple[str, ...] = ()
-    keep_going: bool = False
-    jobs: int = 0
-    keep_shards: bool = False
+    until: tuple[str, ...] = ()  # these and their inputs, instead of the experiment's targets
+    force: tuple[str, ...] = ()  # build these again although their outputs exist
+    keep_going: bool = False  # after a failure, with the steps that do not depend on it
+    jobs: int = 0  # the most concurrent steps; 0 for as many as there are resources
+    keep_shards: bool = False  # of unfinished builds, also those that other code of a step wrote
 
     def __post_init__(self) -> None:
         if type(self.jobs) is not int or self.jobs < 0:
@@ -62,20 +54,14 @@ class Selection:
 
 @dataclass
 class GraphState:
-    """The existing outputs of a graph, by node key.
-
-    Attributes:
-        found: outputs that can be reused; `same` are those made for another key, from inputs of the
-            same content.
-        stale, corrupt, foreign: why an output cannot be; foreign is another step's of its name.
-        attempts: the attempt that published each output in the user's own store, also stale ones.
-    """
+    """The existing outputs of a graph, by node key: those to reuse, and why others cannot be."""
 
     found: dict[str, Found] = field(default_factory=dict)
-    same: set[str] = field(default_factory=set)
+    same: set[str] = field(default_factory=set)  # found for another key, from the same contents
     stale: dict[str, str] = field(default_factory=dict)
     corrupt: dict[str, str] = field(default_factory=dict)
-    foreign: dict[str, str] = field(default_factory=dict)
+    foreign: dict[str, str] = field(default_factory=dict)  # of another step of this name
+    # The attempt that published each output in the user's own store, also stale ones.
     attempts: dict[str, str] = field(default_factory=dict)
     listings: Listings = field(default_factory=Listings)
 
@@ -196,26 +182,23 @@ def foreign_build(node: Node, ledger: Ledger) -> str:
 
 
 def other_step(node: Node, recorded: Mapping[str, Any]) -> str:
-    """As `source_code.other_step`, also of the functions in the node's configuration."""
-    if there := _other_step(node, recorded):
+    """As `source_code.other_step`, also of the functions in the node's configuration.
+
+    A step of this library may move within its package.
+    """
+    function = node.step.function
+    package, moved = function.__module__.partition(".")[0], False
+    if package in NEIGHBOURS and Path(inspect.getfile(function)).is_relative_to(HOME / package):
+        defined = recorded.get("defined")
+        files = [defined["file"]] if defined else recorded.get("sources") or ()
+        moved = any(name.startswith(f"{package}/") for name in files)
+    if not moved and (there := source_code.other_step(function, recorded)):
         return there
     for called in node.functions[1:]:
         about = recorded.get("called", {}).get(called.__qualname__)
         if about and (there := source_code.other_step(called, {**recorded, "defined": about})):
             return there
     return ""
-
-
-def _other_step(node: Node, recorded: Mapping[str, Any]) -> str:
-    """As `source_code.other_step`, but a step of this library may move within its package."""
-    function = node.step.function
-    package = function.__module__.partition(".")[0]
-    if package in NEIGHBOURS and Path(inspect.getfile(function)).is_relative_to(HOME / package):
-        defined = recorded.get("defined")
-        files = [defined["file"]] if defined else recorded.get("sources") or ()
-        if any(name.startswith(f"{package}/") for name in files):
-            return ""
-    return source_code.other_step(function, recorded)
 
 
 def is_another(node: Node, there: str) -> str:

@@ -1,4 +1,4 @@
-"""The toy graphs both engines run, and the body of a toy step; standard library only.
+"""The toy graphs of the engine's bench, and an experiment of them.
 
 A step reads a line from each step it depends on and writes one line of its own, which depends on
 all of them; so the lines of the last layer say whether the whole graph was computed as declared.
@@ -14,9 +14,15 @@ from __future__ import annotations
 import hashlib
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
+from pipeline import Artifact, Experiment, Result, StepContext, named, step
+from pipeline.store import storage
+
+SHARD = "all"
 OUTPUT = "out.txt"
 CHANGED = "-changed"
 PAUSED = "step-001-000"  # the step that the kill and the race are about: second layer, first in it
@@ -64,7 +70,6 @@ def tasks(graph: str) -> list[Task]:
 
 
 def targets(graph: str) -> list[str]:
-    """Names of the last layer."""
     return [task.name for task in tasks(graph)[-SHAPES[graph.removesuffix(CHANGED)][1] :]]
 
 
@@ -82,25 +87,39 @@ def evaluate(graph: str) -> dict[str, str]:
     return lines
 
 
-def perform(name: str, salt: int, parents: Sequence[str], directory: str) -> None:
-    """The body of a toy step.
+class Line(Artifact):
+    """One line of text."""
 
-    Args:
-        name, salt: of the task.
-        parents: paths of the files its parents wrote.
-        directory: where to write; made if it is not there.
-    """
-    if marks := os.environ.get("TOY_MARKS"):
-        with open(marks, "a") as file:
-            file.write(name + "\n")
-    os.makedirs(directory, exist_ok=True)
-    if name == os.environ.get("TOY_PAUSE_STEP"):
-        with open(os.path.join(directory, f"part-{os.getpid()}.txt"), "w") as file:
-            file.write("half of it")
-        time.sleep(float(os.environ["TOY_PAUSE_SECONDS"]))
-    texts = []
-    for path in parents:
-        with open(path) as file:
-            texts.append(file.read())
-    with open(os.path.join(directory, OUTPUT), "w") as file:
-        file.write(line(name, salt, texts))
+    @property
+    def file(self) -> str:
+        return storage.join(self.shard(SHARD), OUTPUT)
+
+
+@step(output=Line, version=1)
+def toy(
+    run: StepContext, left: Line | None = None, right: Line | None = None, *, name: str, salt: int
+) -> Result:
+    with run.shard(SHARD) as directory:
+        if marks := os.environ.get("TOY_MARKS"):
+            with open(marks, "a") as file:
+                file.write(name + "\n")
+        if name == os.environ.get("TOY_PAUSE_STEP"):
+            Path(directory, f"part-{os.getpid()}.txt").write_text("half of it")
+            time.sleep(float(os.environ["TOY_PAUSE_SECONDS"]))
+        texts = [Path(parent.file).read_text() for parent in (left, right) if parent is not None]
+        Path(directory, OUTPUT).write_text(line(name, salt, texts))
+    return {}
+
+
+def build(graph: str = "20") -> tuple[Any, ...]:
+    nodes: dict[str, Any] = {}
+    for task in tasks(graph):
+        inputs: Iterable[Any] = (nodes[parent] for parent in task.parents)
+        nodes[task.name] = named(toy(*inputs, name=task.name, salt=task.salt), task.name)
+    return tuple(nodes[name] for name in targets(graph))
+
+
+experiment = Experiment(
+    build,
+    **{name + change: {"graph": name + change} for name in SHAPES for change in ("", CHANGED)},
+)

@@ -36,7 +36,7 @@ class Ended:
 
 def _inherited() -> dict[str, str]:
     # A cluster or a store named in the environment would be used instead of the measured one.
-    own = ("RAY_ADDRESS", "PONENTE_PREFIX", "MARIN_PREFIX")
+    own = ("RAY_ADDRESS", "PONENTE_PREFIX")
     return {name: value for name, value in os.environ.items() if name not in own}
 
 
@@ -68,7 +68,6 @@ class Running:
         self.pid = self._process.pid
 
     def kill(self) -> None:
-        """SIGKILL to its session."""
         os.killpg(self.pid, signal.SIGKILL)
 
     def wait(self, limit: float = _LIMIT_SECONDS) -> Ended:

@@ -71,7 +71,6 @@ class Trial:
             )
 
     def events(self) -> Iterator[dict[str, Any]]:
-        """Of all its drivers, in order of time."""
         found = []
         for path in (self.store / "events").glob("*.jsonl"):
             for line in path.read_text().splitlines():
@@ -110,18 +109,15 @@ class Trial:
         return found
 
     def end(self) -> int:
-        """Wait for its end; the exit status."""
         assert self._process is not None
         return self._process.wait(_WAIT_SECONDS)
 
     def stop(self) -> None:
-        """End the driver politely, as Ctrl-C does."""
         assert self._process is not None
         os.killpg(self._process.pid, signal.SIGINT)
         self.end()
 
     def manifest(self) -> dict[str, Any]:
-        """Of the step that trains."""
         (path,) = self.store.glob("train-*/manifest.json")
         return json.loads(path.read_text())
 

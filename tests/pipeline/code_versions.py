@@ -27,7 +27,6 @@ def work(run: StepContext, *, count: int = 4) -> Result:
 
 
 def load(path: Path, text: str) -> Any:
-    """The module of a file that now has this text, imported again."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
     spec = importlib.util.spec_from_file_location(path.stem, path)

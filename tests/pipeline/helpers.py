@@ -7,11 +7,17 @@ from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
+import msgspec
+
+from pipeline.events import Event
 from pipeline.execute import errands, node_state
-from pipeline.execute.backend import InlineBackend
+from pipeline.execute.attempt import execute
+from pipeline.execute.backend import Backend, InlineBackend, InlineWorkers
 from pipeline.execute.event_log import EventLog, Listener
 from pipeline.execute.executor import Execution
-from pipeline.graph.step import Node, as_node
+from pipeline.execute.request import Outcome, Request
+from pipeline.graph.step import as_node
+from pipeline.plan.plan import Planned, plan
 from pipeline.plan.state import Selection
 from pipeline.store import storage
 from pipeline.store.ledger import DIRECTORY as LEDGER
@@ -25,46 +31,96 @@ PATIENCE_SECONDS = 1.0  # of the driver with its store
 
 def heard(listener: Callable[[dict[str, Any]], object]) -> Listener:
     """A listener that passes events on as they are in the log."""
-    return lambda event: (listener(event.plain()), None)[1]
+
+    def listen(event: Event) -> None:
+        listener({"event": event.__struct_config__.tag, **msgspec.structs.asdict(event)})
+
+    return listen
 
 
-def bring_up(
+class Timed(Backend):
+    """Executes requests in this process, for a driver on a clock of the backend's own."""
+
+    slots = 10
+
+    def __init__(self) -> None:
+        self.now, self.sleeps = 0.0, list[float]()
+        self._said: list[Any] = []
+
+    def sleep(self, seconds: float) -> None:
+        self.sleeps.append(seconds)
+        self.now += seconds
+
+    def events(self) -> list[Any]:
+        said, self._said = self._said, []
+        return said
+
+    def execute(self, request: Request) -> tuple[Request, Outcome]:
+        return request, execute(request, self._said.append, InlineWorkers(), redirect=False)
+
+
+def run_on(
+    backend: Backend | Callable[[EventLog], Backend],
     prefix: str,
     *wanted: Any,
-    events: list[dict[str, Any]] | None = None,
+    events: Any = None,
     shared: tuple[str, ...] = (),
+    wait: float | None = None,
     **choice: Any,
 ) -> Execution:
-    """Execute a graph in this process; returns the finished execution."""
-    log = EventLog(prefix, "test", [heard(events.append)] if events is not None else [])
-    execution = Execution(
-        [as_node(w) for w in wanted], Store(prefix, shared), log, "again", Selection(**choice)
-    )
+    """Execute a graph on a backend, or on one made of the log; returns the finished execution.
+
+    `events` is a list for the events, or a function that is called with each.
+    """
+    listener = getattr(events, "append", events)
+    log = EventLog(prefix, "test", [] if listener is None else [heard(listener)])
+    nodes = [as_node(w) for w in wanted]
+    more = {}
+    if isinstance(backend, Timed):
+        more = {"clock": lambda: backend.now, "sleep": backend.sleep}
+    store, chosen = Store(prefix, shared), Selection(**choice)
+    execution = Execution(nodes, store, log, "again", chosen, wait, **more)
     try:
-        with (
-            mock.patch.object(node_state, "FIRST_PAUSE_SECONDS", 0.01),
-            mock.patch.object(errands, "FIRST_PAUSE_SECONDS", 0.01),
-            mock.patch.object(errands, "PATIENCE_SECONDS", PATIENCE_SECONDS),
-        ):
-            execution.run(InlineBackend(log), execution.look())
+        execution.run(backend(log) if callable(backend) else backend, execution.look())
     finally:
         log.close()
     return execution
+
+
+def bring_up(prefix: str, *wanted: Any, **options: Any) -> Execution:
+    """As `run_on`, in this process and with short pauses."""
+    with (
+        mock.patch.object(node_state, "FIRST_PAUSE_SECONDS", 0.01),
+        mock.patch.object(errands, "FIRST_PAUSE_SECONDS", 0.01),
+        mock.patch.object(errands, "PATIENCE_SECONDS", PATIENCE_SECONDS),
+    ):
+        return run_on(InlineBackend, prefix, *wanted, **options)
 
 
 def executed(prefix: str, *wanted: Any, **options: Any) -> list[str]:
     return [node.label for node in bring_up(prefix, *wanted, **options).executed]
 
 
+def planned(prefix: str, wanted: Any, shared: tuple[str, ...] = (), **how: Any) -> Planned:
+    """What a run would do with the node."""
+    return plan([as_node(wanted)], Store(prefix, shared), **how)[-1]
+
+
+def path_of(prefix: str, wanted: Any) -> str:
+    return storage.join(prefix, as_node(wanted).directory)
+
+
+def manifest_of(prefix: str, wanted: Any) -> Manifest | None:
+    return load(path_of(prefix, wanted))
+
+
 def result(prefix: str, wanted: Any) -> dict[str, Any]:
-    node: Node = as_node(wanted)
-    published = load(storage.join(prefix, node.directory))
+    published = manifest_of(prefix, wanted)
     assert published is not None
     return published.result
 
 
 def ledgers(path: str) -> list[Ledger]:
-    """The ledgers of a step's directory, one for each build."""
     return [Ledger(path, name) for name in storage.list_names(storage.join(path, LEDGER))]
 
 

@@ -79,11 +79,8 @@ def test_the_number_of_a_slice_counts_cores_where_google_counts_them():
 
     v7x-8 is four chips on one host, with eight devices.
     """
-    names = ("v4-16", "v5p-8", "v6e-8", "v5e-16", "v7x-8")
-    found = {n: (pod(n).devices, pod(n).processes) for n in names}
-    assert found == {
-        **{"v4-16": (8, 2), "v5p-8": (4, 1), "v6e-8": (8, 1), "v5e-16": (16, 4), "v7x-8": (8, 1)}
-    }
+    known = {"v4-16": (8, 2), "v5p-8": (4, 1), "v6e-8": (8, 1), "v5e-16": (16, 4), "v7x-8": (8, 1)}
+    assert {name: (pod(name).devices, pod(name).processes) for name in known} == known
     several = pod("2xv7x-16")
     assert (several.chips, several.devices, several.processes) == (16, 32, 4)
     assert (several.chips_per_process, several.devices_per_process) == (4, 8)
@@ -98,12 +95,8 @@ def test_gpus_of_one_host_and_of_several():
 def test_the_largest_slice_of_each_generation_has_a_name():
     """v5p's has 6,144 chips, by Google's table of its configurations."""
     largest = {tpu.name: max(tpu.topologies.items()) for tpu in TPUS.values()}
-    flat = (256, "16x16")
-    cube = (6144, "16x16x24")
-    v7x = (2048, "8x16x16")
-    assert largest == {
-        **{"v4": (1024, "8x8x16"), "v5e": flat, "v5p": cube, "v6e": flat, "v7x": v7x}
-    }
+    flat, v4, v5p, v7x = (256, "16x16"), (1024, "8x8x16"), (6144, "16x16x24"), (2048, "8x16x16")
+    assert largest == {"v4": v4, "v5e": flat, "v5p": v5p, "v6e": flat, "v7x": v7x}
     assert (pod("v5p-12288").processes, pod("v5p-4096").topology) == (1536, "8x16x16")
 
 

@@ -128,7 +128,6 @@ TPU = {**CPU, "platform": "tpu", "kind": "TPU v6 lite", "count": 4, "memory": 32
     ],
 )
 def test_an_accelerator_that_jax_does_not_see_is_a_warning(listed, shown, platforms, status, says):
-    """With the remedy that fits the cause."""
     finding = judge_devices(listed, shown, platforms)
     assert finding.status == status
     assert says in f"{finding.found} {finding.advice}"
@@ -178,7 +177,6 @@ def test_a_good_store_passes_and_is_left_as_it_was(kind, tmp_path):
     ],
 )
 def test_a_store_that_would_lose_outputs_fails(protocol, says):
-    """Each broken promise is named, without secrets."""
     (finding,) = examine(new(protocol), {"store": CHECKS["store"]})
     assert finding.status == "fail"
     assert says in finding.found

@@ -46,7 +46,6 @@ def test_a_run_returns_the_artifact_the_function_returns(tmp_path):
 
 
 def test_a_run_of_several_targets_returns_a_tuple(tmp_path):
-    """In the order of the function."""
 
     def both(count: int = 4) -> tuple[Artifact, Artifact]:
         made = numbers(count=count)
@@ -58,7 +57,6 @@ def test_a_run_of_several_targets_returns_a_tuple(tmp_path):
 
 @pytest.mark.parametrize("several", [str, Path, lambda store: [Path(store)], lambda s: (s,)])
 def test_a_shared_store_is_given_as_text_or_path_or_several(tmp_path, several):
-    """What the team's store holds is not built again."""
     TOY.run(prefix=tmp_path / "team", executor="inline")
     found = TOY.run(prefix=tmp_path / "mine", shared=several(str(tmp_path / "team")))
     assert found.path.startswith(f"{tmp_path}/team")
@@ -66,7 +64,6 @@ def test_a_shared_store_is_given_as_text_or_path_or_several(tmp_path, several):
 
 @pytest.mark.parametrize("several", ["total", "total,", ["total"], {"total"}])
 def test_steps_are_given_as_text_or_several(tmp_path, several):
-    """The one named is built again, as with the flag."""
     first = TOY.run(prefix=tmp_path, executor="inline")
     assert TOY.run(prefix=tmp_path, executor="inline").manifest == first.manifest
     again = TOY.run(prefix=tmp_path, executor="inline", force=several)
@@ -74,7 +71,6 @@ def test_steps_are_given_as_text_or_several(tmp_path, several):
 
 
 def test_text_that_a_flag_does_not_take_is_refused(tmp_path):
-    """Before anything runs, with what it takes."""
     with pytest.raises(InputError, match="ray"):
         TOY.run(prefix=tmp_path, executor="rya")
     for wait in ("long", "-5s", "", -1, -0.5, float("nan"), float("inf"), True, [5], b"5s"):
@@ -84,14 +80,12 @@ def test_text_that_a_flag_does_not_take_is_refused(tmp_path):
 
 
 def test_a_failed_run_raises(tmp_path):
-    """The cause, and no end of the process."""
     failing = Experiment(lambda count=4: refuse(numbers(count=count)))
     with pytest.raises(StepFailed, match="expected something else"):
         failing.run(prefix=str(tmp_path), executor="inline")
 
 
 def test_a_plan_is_entries(tmp_path):
-    """Every step is to run; nothing is written."""
     entries = TOY.plan(prefix=str(tmp_path / "store"), limit=5)
     assert [(e.node.label, e.status, e.needed) for e in entries] == [
         (label, "miss", True) for label in ("numbers", "clamp", "scaled", "total")
@@ -160,7 +154,6 @@ if __name__ == "__main__":
 
 @pytest.fixture
 def file(tmp_path):
-    """An experiment file with a step of its own, that imports a file beside it."""
     (tmp_path / "beside.py").write_text("FACTOR = 5\n")
     path = tmp_path / "file_of_mine.py"
     path.write_text(FILE)

@@ -37,7 +37,6 @@ def hold():
 
 @pytest.fixture
 def machine(tmp_path):
-    """A machine with four chips under vfio."""
     (tmp_path / "vfio").mkdir()
     for name in ("0", "1", "2", "3", "vfio"):
         (tmp_path / "vfio" / name).touch()
@@ -61,7 +60,6 @@ def test_who_holds_chips_is_named_once(machine, hold):
 
 
 def test_a_lock_file_that_a_killed_process_left_is_removed(machine, hold):
-    """And one that a process has open is not."""
     held, left = machine / "held", machine / "left"
     for path in (held, left):
         path.touch()
@@ -87,7 +85,6 @@ def test_a_holder_that_cannot_be_seen_is_known_by_its_refusal(machine, monkeypat
 
 
 def test_a_lock_file_that_was_left_is_none_in_use(machine, hold):
-    """Only the first may be deleted."""
     lock = machine / "libtpu_lockfile"
     lock.touch()
     (found,) = chips(machine)
@@ -113,7 +110,6 @@ def test_who_listens_on_a_port_is_named():
 
 
 def test_the_doctor_and_join_say_it(machine, hold, monkeypatch):
-    """With the advice; the head before it starts Ray."""
     pid = hold(machine / "vfio/0")
     host = hosts.Host(pod("v6e-16"), 1, "slice")
     with pytest.raises(InputError, match=rf"cannot join: .*vfio/0: held by .*pid {pid}.* end it"):

@@ -23,7 +23,6 @@ source = "a contract"
 
 
 def test_every_price_is_of_a_known_chip_and_has_a_date_and_a_source():
-    """Spot costs less than what is not taken back."""
     for chip, price in PRICES.items():
         assert chip in {*TPUS, *GPUS}
         assert datetime.date(2024, 1, 1) < datetime.date.fromisoformat(price.date)
@@ -67,7 +66,6 @@ def test_ones_own_file_takes_the_place_of_the_table(tmp_path, monkeypatch):
     ],
 )
 def test_a_file_that_is_wrong_is_refused(text, problem, tmp_path, monkeypatch):
-    """With its name and what a right one has."""
     file = tmp_path / "prices.toml"
     file.write_text(text)
     monkeypatch.setenv("PONENTE_PRICES", str(file))

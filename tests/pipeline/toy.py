@@ -76,7 +76,6 @@ def scaled(
 
 
 def advise_against_zero(settings: Mapping[str, Any]) -> list[str]:
-    """What `plan` says of a limit that leaves nothing to add up."""
     return ["a limit of 0 makes every number 0"] if settings["limit"] == 0 else []
 
 

@@ -17,6 +17,7 @@ from ray.exceptions import RayError
 from pipeline.errors import InputError, PonenteError, text_of
 from pipeline.events import Event
 from pipeline.execute.attempt import execute
+from pipeline.execute.backend import Backend
 from pipeline.execute.ray import runtime_env
 from pipeline.execute.ray.heartbeat import (
     Channel,
@@ -27,7 +28,6 @@ from pipeline.execute.ray.heartbeat import (
     ended,
     host_lost,
 )
-from pipeline.execute.ray.placement import bounded
 from pipeline.execute.ray.workers import RayWorkers
 from pipeline.execute.request import Ending, Outcome, Request
 from pipeline.graph.hardware import Hardware
@@ -36,6 +36,7 @@ from pipeline.store import retry
 
 _POLL_SECONDS = 0.2
 _CALL_SECONDS = 2.0
+_FOLLOWER_SECONDS = 120.0  # that a step which follows another may wait for hardware
 _STARTS = 3
 _START_PAUSE_SECONDS = 5.0
 _OBJECT_STORE_BYTES = 256 * 2**20
@@ -113,18 +114,19 @@ def _execute(request: Request, collector: Channel, heartbeat: str, wait: float |
     with runtime_env.handed(request.environment), Heartbeat(collector, heartbeat) as beating:
         if beating.stopping:
             return Outcome(Ending.STOPPED, cause="not begun")
-        limit = bounded(wait, follower=request.follows)
-        workers = RayWorkers(collector, request, beating, limit)
+        if request.follows:  # it must not block its live input
+            wait = _FOLLOWER_SECONDS if wait is None else min(wait, _FOLLOWER_SECONDS)
+        workers = RayWorkers(collector, request, beating, wait)
         emit = emitter(collector, {"step": request.label, "key": request.key})
         with retry.scope(lambda: beating.stopping, emit):
-            return execute(request, emitter(collector), workers)
+            return execute(request, emit, workers)
 
 
 # Typed as Any: ray.remote adds `.remote` and `.options`, which its annotations lack.
 _run_step: Any = ray.remote(max_retries=0)(_execute)
 
 
-class RayBackend:
+class RayBackend(Backend):
     """Executes requests as tasks of a local Ray, or of the cluster at `address`.
 
     A gang may wait for its hardware for `wait` seconds; None for no limit.
@@ -225,9 +227,7 @@ class RayBackend:
         return events
 
     def end(self, key: str) -> None:
-        for running in self._running.values():
-            if running.request.key == key:
-                self._stopped.add(running.heartbeat)
+        self._stopped |= {r.heartbeat for r in self._running.values() if r.request.key == key}
 
     def stop(self) -> None:
         """Cancel all workers at their next heartbeat; shards in flight finish.

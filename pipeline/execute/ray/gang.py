@@ -72,6 +72,18 @@ class Reports:
     environment: Mapping[str, str] = dataclasses.field(default_factory=dict, repr=False)
 
 
+def _answer(work: Callable[[], Any]) -> tuple[str, Any]:
+    """What `work` returns, or its error as data, so that no exception has to be unpickled."""
+    try:
+        return "done", work()
+    except PonenteError as error:
+        kinds = (name for name, kind in _KINDS.items() if isinstance(error, kind))
+        return next(kinds, PonenteError.__name__), str(error)
+    except Exception as error:  # noqa: BLE001 - returned as text and raised in the step
+        passes = isinstance(error, OSError) and not isinstance(error, FileNotFoundError)
+        return "OSError" if passes else "error", traceback.format_exc()
+
+
 class _GangProcess:
     """One process of a gang, with these environment variables from before its job is loaded."""
 
@@ -92,36 +104,23 @@ class _GangProcess:
         heartbeat: str,
         environment: Mapping[str, str],
     ) -> tuple[str, Any]:
-        """Call the function; returns errors as data, so that no exception has to be unpickled."""
+        """Call the function; see `_answer`."""
         os.environ.update(environment)
+        emit = emitter(reports.collector, reports.stamp)
+
+        def work() -> Any:
+            runtime_env.require_same_code()
+            runtime_env.require_store(reports.logs.partition(f"/{ATTEMPTS}/")[0])
+            with Heartbeat(reports.collector, heartbeat, on_stop=terminate_self):
+                return function(job, process=process, emit=emit)
+
         log = storage.join(reports.logs, f"process-{process.index:03d}.txt")
-        show = None if process.index else emitter(reports.collector, reports.stamp)
+        show = None if process.index else emit
         with capture(log, redirect=True, packages=reports.packages, show=show):
-            status, value = self._call(function, job, process, reports, heartbeat)
+            status, value = _answer(work)
             if status not in ("done", Preempted.__name__):
                 logger.error("%s", value)
             return status, value
-
-    def _call(
-        self,
-        function: Callable[..., Any],
-        job: Any,
-        process: GangProcess,
-        reports: Reports,
-        heartbeat: str,
-    ) -> tuple[str, Any]:
-        try:
-            runtime_env.require_same_code()
-            runtime_env.require_store(reports.logs.partition(f"/{ATTEMPTS}/")[0])
-            emit = emitter(reports.collector, reports.stamp)
-            with Heartbeat(reports.collector, heartbeat, on_stop=terminate_self):
-                return "done", function(job, process=process, emit=emit)
-        except PonenteError as error:
-            kinds = (name for name, kind in _KINDS.items() if isinstance(error, kind))
-            return next(kinds, PonenteError.__name__), str(error)
-        except Exception as error:  # noqa: BLE001 - returned as text and raised in the step
-            passes = isinstance(error, OSError) and not isinstance(error, FileNotFoundError)
-            return "OSError" if passes else "error", traceback.format_exc()
 
 
 # Typed as Any: ray.remote adds `.remote` and `.options`, which its annotations lack.

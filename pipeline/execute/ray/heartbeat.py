@@ -140,11 +140,11 @@ class Channel:
         return None
 
 
-def emitter(collector: Channel, stamp: Mapping[str, str] | None = None) -> Emit:
+def emitter(collector: Channel, stamp: Mapping[str, str]) -> Emit:
     """An emitter that sends events without waiting, with this machine's time and the stamp."""
 
     def emit(event: Event) -> None:
-        stamped = msgspec.structs.replace(event, time=event.time or time.time(), **(stamp or {}))
+        stamped = msgspec.structs.replace(event, time=event.time or time.time(), **stamp)
         collector.send("emit", stamped)
 
     return emit

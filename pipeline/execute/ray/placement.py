@@ -30,7 +30,6 @@ from pipeline.graph.hardware import Hardware
 _POLL_SECONDS = 0.5
 _RESERVE_SECONDS = 60.0  # timeout of one try of Ray's slice scheduler
 _FIRST_REPORT_SECONDS = 10.0
-_FOLLOWER_SECONDS = 120.0
 _REPORT_AT_LEAST_EVERY = 1800.0
 
 logger = logging.getLogger("ponente")
@@ -173,10 +172,3 @@ def _reserve(hardware: Hardware, tried: Future[Any]) -> None:
         tried.set_exception(error)
     else:
         tried.set_result(reserved)
-
-
-def bounded(wait: float | None, follower: bool) -> float | None:
-    """Seconds that a step may wait; few for a follower, which must not block its live input."""
-    limits = [] if wait is None else [wait]
-    limits += [_FOLLOWER_SECONDS] if follower else []
-    return min(limits, default=None)

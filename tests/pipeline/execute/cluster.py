@@ -18,12 +18,7 @@ from ray.cluster_utils import Cluster
 
 import pipeline
 from pipeline import Result, Runtime, StepContext, step
-from pipeline.execute.event_log import EventLog
-from pipeline.execute.executor import Execution
-from pipeline.graph.step import as_node
 from pipeline.store import storage
-from pipeline.store.outputs import Store
-from tests.pipeline.helpers import heard
 from tests.pipeline.toy import Numbers, Total
 
 ROOT = Path(__file__).parents[3]
@@ -140,7 +135,6 @@ def write_marked(directory: str, item: tuple[int, str]) -> Mapping[str, Any]:
 
 @step(output=Numbers, version=1, cpus=0, custom={"room": 0.1})
 def fanned(run: StepContext, *, shards: int, marks: Annotated[str, Runtime] = "") -> Result:
-    """Numbers, ten a shard, each written by a worker somewhere."""
     _mark(marks, "body")
     items = {f"part/{i * _SIZE:03d}": (i * _SIZE, marks) for i in range(shards)}
     written = run.map(write_marked, items)
@@ -158,16 +152,3 @@ def runs(marks: str) -> Iterator[tuple[str, str]]:
     for line in Path(marks).read_text().splitlines() if Path(marks).exists() else ():
         what, node = line.split()
         yield what, node
-
-
-def run_on(
-    backend: Any, prefix: str, wanted: Any, *listeners: Any, wait: float | None = None
-) -> Execution:
-    """Execute a graph on a backend; returns the finished execution."""
-    log = EventLog(prefix, "test", [*map(heard, listeners)])
-    execution = Execution([as_node(wanted)], Store(prefix), log, "again", wait=wait)
-    try:
-        execution.run(backend, execution.look())
-    finally:
-        log.close()
-    return execution

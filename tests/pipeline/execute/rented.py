@@ -17,12 +17,10 @@ class Trained(Artifact):
 
 
 def predicted(node: Node, results: Results) -> Facts:
-    """Of the setting."""
     return Facts(seconds=lambda: node.config["seconds"])
 
 
 def write(directory: str, item: int) -> dict[str, Any]:
-    """A shard."""
     time.sleep(SHARD_SECONDS)
     return {"item": item}
 
@@ -35,11 +33,9 @@ def train(
     seconds: float = 0.0,
     hardware: Annotated[Hardware, Runtime] = local(),
 ) -> Result:
-    """Shards instead of steps."""
     shards = run.map(write, {f"{index:04d}": index for index in range(steps)})
     return {"steps": len(shards)}
 
 
 def trained(hardware: Hardware, steps: int = 1, seconds: float = 0.0) -> Node:
-    """A node of it."""
     return as_node(train(steps=steps, seconds=seconds, hardware=hardware))

@@ -13,10 +13,8 @@ import pytest
 from pipeline.graph.step import as_node
 from pipeline.identity import source_code
 from pipeline.plan.plan import code_warnings
-from pipeline.store import manifest, storage
-from pipeline.store.manifest import Manifest
 from tests.pipeline.code_versions import load
-from tests.pipeline.helpers import bring_up
+from tests.pipeline.helpers import bring_up, manifest_of
 
 TWO = '''
 from pathlib import Path
@@ -42,12 +40,6 @@ def second(run: StepContext, one: Total) -> Result:
 '''
 
 
-def built(store: str, node: Any) -> Manifest:
-    found = manifest.load(storage.join(store, as_node(node).directory))
-    assert found is not None
-    return found
-
-
 def test_an_edit_while_steps_run_is_no_code_of_theirs(tmp_path):
     """The second step was imported before the edit, and runs after it."""
     file, store = tmp_path / "two.py", str(tmp_path / "store")
@@ -58,20 +50,19 @@ def test_an_edit_while_steps_run_is_no_code_of_theirs(tmp_path):
     bring_up(store, two)
     assert file.read_text() == new
     for node in (one, two):
-        found = built(store, node)
+        found = manifest_of(store, node)
         assert found.result["value"] == "old"
         assert code_warnings(as_node(node), found) == [
             f"{as_node(node).label}: code changed since this output was built: two.py"
         ]
     file.write_text(old)
-    assert code_warnings(as_node(two), built(store, two)) == []
+    assert code_warnings(as_node(two), manifest_of(store, two)) == []
 
 
 @pytest.mark.parametrize("edited", [False, True])
 def test_a_file_that_a_body_imports_after_an_edit_is_recorded_as_it_was_used(
     tmp_path, monkeypatch, edited
 ):
-    """The driver could not know; the user is told."""
     name = f"late_{edited}".lower()
     monkeypatch.syspath_prepend(tmp_path)
     helper, store = tmp_path / f"{name}.py", str(tmp_path / "store")
@@ -82,7 +73,7 @@ def test_a_file_that_a_body_imports_after_an_edit_is_recorded_as_it_was_used(
     two = module.second(module.first(edits=str(helper), text=other))
     events: list[dict[str, Any]] = []
     bring_up(store, two, events=events)
-    found = built(store, two)
+    found = manifest_of(store, two)
     assert found.result["late"] == (2 if edited else 1)
     said = [event["message"] for event in events if event["event"] == "warning"]
     line = f"edited after the run began, and used as edited: {name}.py"

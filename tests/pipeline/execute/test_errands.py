@@ -11,38 +11,28 @@ import pytest
 
 from pipeline.errors import InputError, StepFailed
 from pipeline.execute import node_state
-from pipeline.execute.attempt import execute
-from pipeline.execute.backend import InlineWorkers
 from pipeline.execute.driver_store import DriverStore
 from pipeline.execute.errands import PATIENCE_SECONDS
-from pipeline.execute.event_log import EventLog
-from pipeline.execute.executor import Execution
 from pipeline.execute.node_state import NodePhase, States
 from pipeline.graph.order import topological
 from pipeline.graph.step import as_node
 from pipeline.plan.state import Selection
 from pipeline.store import storage
-from pipeline.store.outputs import Store
 from tests.faults.fake_gcs import FakeGCS
-from tests.pipeline.helpers import check_invariants, heard
+from tests.pipeline.helpers import Timed, check_invariants, run_on
 from tests.pipeline.toy import Scale, numbers, scaled, total
 
 
-class _Late:
-    """A backend on a clock of its own, whose first step's manifest shows only after a while.
+class _Late(Timed):
+    """The first step's manifest shows only after a while.
 
     As on a network file system that remembers that the file was not there. Other steps run until
     that one is settled or given up: they would be lost if the run ended.
     """
 
-    slots = 10
-
-    def __init__(self, log, hidden):
-        self.now, self._log, self._hidden, self._requests = 0.0, log, hidden, []
-        self._aside = None
-
-    def sleep(self, seconds):
-        self.now += seconds
+    def __init__(self, hidden):
+        super().__init__()
+        self._hidden, self._requests, self._aside = hidden, [], None
 
     def submit(self, request):
         self._requests.append(request)
@@ -54,39 +44,21 @@ class _Late:
             self._aside = None
         if not self._requests or (self._aside is not None and self.now < PATIENCE_SECONDS + 60):
             return []
-        request = self._requests.pop(0)
-        outcome = execute(request, self._log.emit, InlineWorkers(), redirect=False)
+        request, outcome = self.execute(self._requests.pop(0))
         if self._hidden and self._aside is None and request.label == "numbers":
             self._aside = storage.join(request.root, "manifest.json")
             os.rename(self._aside, f"{self._aside}.hidden")
         return [(request, outcome)]
 
-    def events(self):
-        return []
-
     def end(self, key):
         raise AssertionError("a running step was ended")
-
-    stop = close = lambda self: None
 
 
 def _run(prefix, hidden):
     events = []
-    log = EventLog(prefix, "test", [heard(events.append)])
-    backend = _Late(log, hidden)
     # Of two steps that run at a time, the first one's manifest is late and the other goes on.
     wanted = [total(numbers(count=4)), numbers(count=6, shards=3)]
-    execution = Execution(
-        [as_node(w) for w in wanted],
-        *(Store(prefix), log, "again"),
-        clock=lambda: backend.now,
-        sleep=backend.sleep,
-    )
-    try:
-        execution.run(backend, execution.look())
-    finally:
-        log.close()
-    return execution, events
+    return run_on(_Late(hidden), prefix, *wanted, events=events), events
 
 
 def test_a_manifest_that_shows_after_a_minute_is_waited_for(tmp_path):
@@ -119,11 +91,8 @@ def test_on_a_bucket_the_drivers_requests_are_concurrent(monkeypatch):
 
     monkeypatch.setattr(DriverStore, "claim", together)
     with FakeGCS():
-        log = EventLog("gs://bucket/runs", "test", [heard(events.append)])
         wanted = [as_node(numbers(count=2 * n)) for n in range(1, 9)]
-        execution = Execution(wanted, Store("gs://bucket/runs"), log, "again")
-        execution.run(_Late(log, 0), execution.look())
-        log.close()
+        execution = run_on(_Late(0), "gs://bucket/runs", *wanted, events=events)
         assert check_invariants("gs://bucket/runs") == len(execution.published) == 8
     assert {node.key for node in execution.executed} == {node.key for node in wanted}
     assert [e["event"] for e in events].count("started") == 8
@@ -156,6 +125,5 @@ def test_the_unsettled_nodes_are_those_at_work_and_all_their_users(seed):
 
 @pytest.mark.parametrize("jobs", [-1, True, 1.5, "2"])
 def test_a_number_of_jobs_that_is_none_is_refused(jobs):
-    """Before anything is looked at."""
     with pytest.raises(InputError, match="jobs: expected a number of steps"):
         Selection(jobs=jobs)

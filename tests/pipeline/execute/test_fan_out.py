@@ -82,12 +82,10 @@ def test_shards_that_end_together_are_taken_together(fan_out):
 
 
 def test_shards_of_several_cores_are_fewer(fan_out):
-    """As many as the cluster has room for, twice."""
     assert fan_out([8], shard_cpus=4).most[0] == 4
 
 
 @pytest.mark.parametrize("wants", [{"shard_cpus": -1}, {"memory": -1}, {"tries": 0}])
 def test_resources_that_no_worker_can_have_are_refused(wants):
-    """Where the step is declared, by name."""
     with pytest.raises(InputError, match=f"{next(iter(wants))}=.* at least"):
         Resources(**wants)

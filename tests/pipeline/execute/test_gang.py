@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 from pathlib import Path
@@ -30,7 +29,7 @@ from pipeline.execute.ray import gang, heartbeat
 from pipeline.execute.ray.heartbeat import HeartbeatAges
 from pipeline.graph.hardware import local
 from tests.pipeline.execute import cluster as several
-from tests.pipeline.execute.cluster import run_on
+from tests.pipeline.helpers import run_on
 from tests.pipeline.toy import Total
 
 TIMEOUT = 60.0
@@ -178,8 +177,13 @@ def test_an_error_on_purpose_goes_before_what_it_did_to_others(collect, kind):
     assert (type(error), str(error), ended) == (kind, "words", 11.0)
 
 
+def test_an_error_of_the_system_may_pass(collect):
+    """It is raised as one that is tried again, with its process."""
+    error, _ = collect([(10.0, RESET), (11.0, ("OSError", "words"))], [ALWAYS, ALWAYS])
+    assert (type(error), str(error)) == (StoreUnavailable, "process 1 of 2 on cpu-2x1: words")
+
+
 def test_the_answer_is_that_of_process_0(collect):
-    """Whichever ends last."""
     assert collect([(10.0, ("done", "a")), (90.0, ("done", "b"))], [ALWAYS] * 2) == ("a", 90.0)
 
 
@@ -200,15 +204,13 @@ class NotThere(InputError):
         (ValueError("x"), "error"),
     ],
 )
-def test_an_error_travels_as_what_the_executor_tells_apart(monkeypatch, error, status):
+def test_an_error_travels_as_what_the_executor_distinguishes(error, status):
     """As text, so that no class needs to be there where it is read."""
 
-    def fail(job, *, process, emit):
+    def fail():
         raise error
 
-    monkeypatch.setattr(gang.runtime_env, "require_same_code", lambda: None)
-    monkeypatch.setattr(gang, "Heartbeat", lambda *_, **__: contextlib.nullcontext())
-    said, text = gang._GangProcess()._call(fail, 1, GangProcess(), REPORTS, "g/0")
+    said, text = gang._answer(fail)
     assert said == status
     assert text == "x" if isinstance(error, PonenteError) else text.startswith("Traceback")
 
@@ -230,7 +232,6 @@ def test_a_cancellation_is_not_lost_before_training(monkeypatch):
 
 
 def test_a_ray_that_does_not_start_is_started_again_and_then_one_line(monkeypatch):
-    """With the cause and what to do instead."""
     tried = []
 
     def start_once(address):
@@ -330,7 +331,7 @@ def test_a_lost_host_is_tried_again(tmp_path, monkeypatch):
     backend = RayBackend(cluster.address)
     try:
         job = {"stays": cluster.head_node.node_id, "flag": str(tmp_path / "flag")}
-        execution = run_on(backend, str(tmp_path / "s"), added_up(job=job), listen)
+        execution = run_on(backend, str(tmp_path / "s"), added_up(job=job), events=listen)
     finally:
         backend.close()
         cluster.shutdown()
@@ -367,7 +368,7 @@ def test_gpus_of_several_hosts_are_one_gang(tmp_path, monkeypatch):
     backend = RayBackend(cluster.address, wait=5)
     try:
         graph = seen(hardware="2x2xh100")
-        execution = run_on(backend, str(tmp_path / "s"), graph, events.append)
+        execution = run_on(backend, str(tmp_path / "s"), graph, events=events)
         with pytest.raises(StepFailed, match="free resources for 3 processes within 5 s"):
             run_on(backend, str(tmp_path / "t"), seen(hardware="3x2xh100"), wait=5)
     finally:

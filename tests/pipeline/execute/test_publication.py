@@ -14,7 +14,7 @@ from pipeline.errors import StepFailed, WorkerLost
 from pipeline.graph.step import as_node
 from pipeline.store import integrity, lease, manifest, storage
 from pipeline.store.ledger import Ledger
-from tests.pipeline.helpers import bring_up, ledgers
+from tests.pipeline.helpers import bring_up, ledgers, manifest_of, path_of
 from tests.pipeline.toy import Numbers, numbers, total, write_numbers
 
 HOOKS = {}
@@ -31,7 +31,7 @@ def hooked(run: StepContext, *, count: int) -> Result:
 
 
 def _published(store):
-    path = storage.join(str(store), as_node(hooked(count=4)).directory)
+    path = path_of(str(store), hooked(count=4))
     found = manifest.load(path)
     assert not list(integrity.problems(path, found))
     return [shard.name for shard in found.shards]
@@ -81,14 +81,14 @@ def test_a_rebuild_that_was_paused_does_not_replace_the_one_that_was_published(
         answer = newest(held)
         if not replaced:
             replaced.append(held)
-            lease.end(storage.join(store, as_node(wanted).directory))
+            lease.end(path_of(store, wanted))
             bring_up(store, wanted, force=("numbers",))
-            replaced.append(manifest.load(storage.join(store, as_node(wanted).directory)))
+            replaced.append(manifest_of(store, wanted))
         return answer
 
     monkeypatch.setattr(lease.Lease, "newest", pause)
     bring_up(store, wanted, force=("numbers",))
-    path = storage.join(store, as_node(wanted).directory)
+    path = path_of(store, wanted)
     assert manifest.load(path) == replaced[1]
     assert not list(integrity.problems(path, replaced[1]))
 

@@ -8,11 +8,9 @@ from typing import Any
 
 import pytest
 
-from pipeline.graph.step import as_node
-from pipeline.store import storage
 from tests.pipeline.execute import cluster as several
-from tests.pipeline.execute.cluster import fanned, run_on, runs
-from tests.pipeline.helpers import bring_up, check_invariants, ledgers
+from tests.pipeline.execute.cluster import fanned, runs
+from tests.pipeline.helpers import bring_up, check_invariants, ledgers, path_of, run_on
 
 pytestmark = pytest.mark.slow
 
@@ -53,7 +51,7 @@ class Disturbance:
 
     def __init__(self, cluster: Any, prefix: str, marks: str, *, body: bool, act: Any) -> None:
         self._cluster, self._marks, self._body, self._act = cluster, marks, body, act
-        self._path = storage.join(prefix, as_node(fanned(shards=SHARDS)).directory)
+        self._path = path_of(prefix, fanned(shards=SHARDS))
         self.events: list[dict[str, Any]] = []
         self.recorded: set[str] = set()  # shards, before it
         self.begun: set[str] = set()  # shards on the victim that were not recorded
@@ -97,7 +95,7 @@ def _disturbed(cluster, backend, tmp_path, *, body, act):
     prefix, marks = str(tmp_path / "store"), str(tmp_path / "marks")
     disturbance = Disturbance(cluster, prefix, marks, body=body, act=act)
     graph = fanned(shards=SHARDS, marks=marks)
-    (found,) = run_on(backend, prefix, graph, disturbance).published.values()
+    (found,) = run_on(backend, prefix, graph, events=disturbance).published.values()
     assert disturbance.frozen, "the run ended before anything was done to it"
     (calm,) = bring_up(str(tmp_path / "calm"), fanned(shards=SHARDS)).published.values()
     assert found.manifest.content == calm.manifest.content

@@ -14,7 +14,6 @@ from pipeline.store.decode import plain_result
 
 
 def write(directory: str, item: Any) -> dict[str, Any]:
-    """A shard with a file written by plain Python, and a result of numpy."""
     Path(directory, "hello.txt").write_text("hi")
     return {"mean": np.float32(item), "count": np.int64(item)}
 
@@ -55,6 +54,5 @@ def test_numbers_of_numpy_are_numbers(tmp_path):
     ],
 )
 def test_a_result_that_is_no_mapping_of_json_is_refused(result, says):
-    """Whatever is wrong with it."""
     with pytest.raises(InputError, match=says):
         plain_result(result)

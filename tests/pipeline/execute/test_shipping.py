@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
 import sys
 import zipfile
+from types import SimpleNamespace
 
 import pytest
 
 from pipeline.errors import InputError, StepFailed
-from pipeline.execute.ray import runtime_env, workers
+from pipeline.execute.ray import backend, runtime_env, workers
+from pipeline.execute.request import Ending
 from pipeline.graph.step_context import ShardTask
 from pipeline.store.ledger import Ledger
 from tests.pipeline.execute import cluster as several
-from tests.pipeline.execute.cluster import ROOT, imported, run_on
-from tests.pipeline.toy import numbers, write_numbers
+from tests.pipeline.execute.cluster import ROOT, imported
+from tests.pipeline.helpers import run_on
+from tests.pipeline.toy import write_numbers
 
 EXPERIMENT = """
 from pipeline import Artifact, Experiment, Result, StepContext, step
@@ -107,8 +111,6 @@ def test_the_command_line_joins_a_cluster_from_anywhere(cluster, tmp_path):
 @pytest.mark.slow
 def test_a_worker_with_other_code_refuses(cluster, tmp_path):
     """A second checkout on the worker's path loses to what the driver sends; one in front wins."""
-    from pipeline.execute.ray.backend import RayBackend
-
     stale = tmp_path / "stale"
     for package in ("pipeline", "tests"):
         shutil.copytree(ROOT / package, stale / package)
@@ -116,19 +118,15 @@ def test_a_worker_with_other_code_refuses(cluster, tmp_path):
     environment = {"PYTHONPATH": str(stale)}
     several.add(cluster, resources={"stale": 1}, env_vars=environment)
     prefix = str(tmp_path / "store")
-    backend = RayBackend(cluster.address)
-    try:
-        (found,) = run_on(backend, prefix, imported(number=1)).published.values()
-    finally:
-        backend.close()
+    with contextlib.closing(backend.RayBackend(cluster.address)) as joined:
+        (found,) = run_on(joined, prefix, imported(number=1)).published.values()
     assert "_ray_pkg_" in found.manifest.result["file"]
     (stale / "sitecustomize.py").write_text(f"import sys\nsys.path.insert(0, {str(stale)!r})\n")
-    backend = RayBackend(cluster.address)
-    try:
-        with pytest.raises(StepFailed, match="runs other code") as refused:
-            run_on(backend, prefix, imported(number=2))
-    finally:
-        backend.close()
+    with (
+        contextlib.closing(backend.RayBackend(cluster.address)) as joined,
+        pytest.raises(StepFailed, match="runs other code") as refused,
+    ):
+        run_on(joined, prefix, imported(number=2))
     for tree in (ROOT, stale):
         assert runtime_env.code_digest(tree)[:16] in str(refused.value)
     assert str(stale) in str(refused.value)
@@ -144,25 +142,6 @@ def test_a_worker_that_does_not_see_the_store_refuses(tmp_path, monkeypatch):
         runtime_env.require_store(str(tmp_path / "not there"))
 
 
-@pytest.mark.slow
-def test_a_step_whose_worker_does_not_see_the_store_fails_with_one_line(
-    cluster, tmp_path, monkeypatch
-):
-    """The same path is another directory for each process, as a disk of its own is for a host."""
-    from pipeline.execute.ray.backend import RayBackend
-
-    monkeypatch.chdir(tmp_path)
-    backend = RayBackend(cluster.address)
-    try:
-        with pytest.raises(StepFailed) as refused:
-            run_on(backend, "/proc/self/cwd/store", numbers(count=2))
-    finally:
-        backend.close()
-    (line,) = [x for x in str(refused.value).splitlines() if "does not see" in x]
-    assert "/proc/self/cwd/store/numbers-" in line
-    assert "give --prefix gs://bucket/dir" in line
-
-
 @pytest.fixture
 def unseen(tmp_path, monkeypatch) -> str:
     """A step's directory that this process, a worker with the driver's code, does not see."""
@@ -170,10 +149,12 @@ def unseen(tmp_path, monkeypatch) -> str:
     return str(tmp_path / "store" / "numbers-0")
 
 
-def test_a_shard_whose_worker_does_not_see_the_store_is_refused_unwritten(unseen, tmp_path):
-    """Before a directory is made that only this host would see."""
+def test_what_a_worker_would_write_to_a_store_that_it_does_not_see_is_refused(unseen, tmp_path):
+    """Of a shard and of a step, before a directory is made that only this host would see."""
     task = ShardTask(Ledger(unseen), "000001-a", "part/000", write_numbers, (0, 1))
     with pytest.raises(InputError, match="does not see ") as refused:
         workers._shard_task(task, None, "h", {}, ())
-    assert len(str(refused.value).splitlines()) == 1
+    outcome = backend._execute(SimpleNamespace(ledger=task.ledger), None, "h", None)
+    assert (outcome.ending, outcome.cause) == (Ending.FAILED, str(refused.value))
+    assert "\n" not in outcome.cause
     assert list(tmp_path.iterdir()) == []

@@ -88,7 +88,6 @@ def test_sizes_of_different_sources_add_up_and_one_source_counts_once():
 
 
 def test_a_graph_that_reads_no_source_is_small():
-    """It has no steps that could read one."""
     assert small(compute((make(), make())))
     assert not small(compute((make(), read(source="pinned"))))
 

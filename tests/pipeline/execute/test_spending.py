@@ -60,14 +60,6 @@ def test_a_budget_that_is_spent_says_so(tmp_path):
     assert one.refusal(trained(pod("local"))) == ""
 
 
-def test_earlier_runs_on_spot_count_at_the_price_of_spot(tmp_path):
-    """Before the new run is recorded as one."""
-    made = {"clock": lambda: START, "spot": True}
-    earlier = rented_run(str(tmp_path), spot=True)
-    one = Spending(Budget.parse("$200"), RunRecord(RUN, started=START), **made, earlier=[earlier])
-    assert one._spent() == pytest.approx(1.5 * 16 * V6E.spot)
-
-
 def test_the_ledger_sums_by_experiment_step_and_hardware(tmp_path):
     """Of two runs of one experiment, one on spot; a step without hardware has no price."""
     runs = [rented_run(str(tmp_path / str(spot)), spot=spot) for spot in (False, True)]
@@ -93,13 +85,11 @@ def test_the_ledger_sums_by_experiment_step_and_hardware(tmp_path):
     ],
 )
 def test_a_budget_is_dollars_or_a_time(text, budget):
-    """And is written as it can be typed again."""
     assert Budget.parse(text) == budget == Budget.parse(str(budget))
 
 
 @pytest.mark.parametrize("text", ["40", "$", "$40h", "h", "0s", "$0", "-3h", "3 h", "$1e9"])
 def test_what_is_no_budget_is_refused(text):
-    """With both forms."""
     with pytest.raises(argparse.ArgumentTypeError, match=r"'\$40' \(in quotes\) or a time"):
         Budget.parse(text)
 
@@ -130,7 +120,6 @@ def test_a_step_that_exceeds_the_rest_is_refused_before_it_starts(tmp_path):
 
 
 def test_a_budget_of_time_counts_the_run_s_own_time():
-    """Whatever the hardware."""
     record = RunRecord(RUN, started=START)
     one = spending("3h", record, 2.0, START + 3600)
     assert one.refusal(trained(pod("local"))) == ""
@@ -145,7 +134,6 @@ def test_a_budget_of_time_counts_the_run_s_own_time():
 
 
 def test_dollars_are_reached_by_the_bill(tmp_path):
-    """A second before it is not, then it is."""
     record, rate = rented_run(str(tmp_path)), 16 * V6E.on_demand
     end = START + 3600 + 60 + 1800  # 1.5 hours
     budget = f"${rate * 1.5:.2f}"
@@ -158,12 +146,12 @@ def test_dollars_are_reached_by_the_bill(tmp_path):
 
 def test_a_command_that_was_killed_and_started_again_has_one_budget(tmp_path):
     """As machines that were taken away with their driver do; until the last event of its log."""
-    earlier = rented_run(str(tmp_path))
-    new = RunRecord(RUN, started=START + 9000)
-    dollars, seconds = Budget.parse("$200"), Budget.parse("3h")
-    one = Spending(dollars, new, clock=lambda: START + 9000, earlier=[earlier])
-    assert one._spent() == pytest.approx(1.5 * 16 * V6E.on_demand)
-    one = Spending(seconds, new, clock=lambda: START + 9100, earlier=[earlier])
+    new, clock = RunRecord(RUN, started=START + 9000), {"clock": lambda: START + 9100}
+    for spot, rate in ((False, V6E.on_demand), (True, V6E.spot)):
+        earlier = [rented_run(str(tmp_path / str(spot)), spot=spot)]
+        one = Spending(Budget.parse("$200"), new, **clock, earlier=earlier, spot=spot)
+        assert one._spent() == pytest.approx(1.5 * 16 * rate)
+    one = Spending(Budget.parse("3h"), new, **clock, earlier=earlier)
     assert one._spent() == 3600 + 60 + 1800 + 100
 
 

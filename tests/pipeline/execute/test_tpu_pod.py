@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.errors import Cancelled, StepFailed
+from pipeline.errors import Cancelled
 from pipeline.execute.event_log import EventLog
 from pipeline.execute.executor import Execution
 from pipeline.graph.step import as_node
 from pipeline.store.outputs import Store
 from tests.pipeline.execute import cluster as several
-from tests.pipeline.execute.cluster import ROOT, run_on
+from tests.pipeline.execute.cluster import ROOT
 from tests.pipeline.execute.tpu_pod import HOSTS, add_slice, on_pod
-from tests.pipeline.helpers import heard
+from tests.pipeline.helpers import heard, run_on
 
 pytestmark = pytest.mark.slow
 
@@ -55,7 +55,7 @@ def test_a_slice_is_one_gang_and_is_given_back(cluster, tmp_path):
     next_.mkdir()
     backend = RayBackend(cluster.address)
     try:
-        run_on(backend, prefix, on_pod(name="a", directory=str(first), dies=2), listen)
+        run_on(backend, prefix, on_pod(name="a", directory=str(first), dies=2), events=listen)
         assert ["process 2 of 4 on v6e-16 died" in cause for cause in retried] == [True]
         assert len(ended) == HOSTS
         assert not any(_alive(pid) for pid in ended)
@@ -68,24 +68,6 @@ def test_a_slice_is_one_gang_and_is_given_back(cluster, tmp_path):
     assert {s[1] for s in said} == {"4"}
     assert len({s[2] for s in said}) == 1
     assert len({s[4] for s in said}) == HOSTS
-
-
-def test_a_slice_that_is_taken_is_waited_for_until_the_users_deadline(cluster, tmp_path):
-    """The message says what was not free and for how long it was waited; no try is used."""
-    from ray.util.tpu import SlicePlacementGroup
-
-    from pipeline.execute.ray.backend import RayBackend
-
-    backend, events = RayBackend(cluster.address, wait=5), []
-    holder = SlicePlacementGroup(topology="4x4", accelerator_version="v6e")
-    step = on_pod(name="c", directory="no")
-    try:
-        with pytest.raises(StepFailed, match=r"'v6e-16': no free slice .* within 5 s"):
-            run_on(backend, str(tmp_path / "s"), step, events.append, wait=5)
-    finally:
-        holder.shutdown()
-        backend.close()
-    assert [e["event"] for e in events].count("retried") == 0
 
 
 def test_a_slice_that_becomes_free_is_taken_and_a_wait_for_it_is_cancelled(
@@ -107,9 +89,8 @@ def test_a_slice_that_becomes_free_is_taken_and_a_wait_for_it_is_cancelled(
             holders.pop().shutdown()
 
     try:
-        run_on(
-            backend, str(tmp_path / "s"), on_pod(name="d", directory=str(tmp_path / "said")), free
-        )
+        first = on_pod(name="d", directory=str(tmp_path / "said"))
+        run_on(backend, str(tmp_path / "s"), first, events=free)
         assert holders == []
         holders.append(SlicePlacementGroup(topology="4x4", accelerator_version="v6e"))
         log = EventLog(str(tmp_path / "s"), "test", [])

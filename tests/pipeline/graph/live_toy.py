@@ -12,7 +12,7 @@ from typing import Annotated, Any
 from pipeline import InputError, Live, Result, Runtime, StepContext, step
 from pipeline.errors import Cancelled, ResourcesUnavailable
 from pipeline.execute.attempt import Outcome, Request, execute
-from pipeline.execute.backend import InlineWorkers
+from pipeline.execute.backend import Backend, InlineWorkers
 from pipeline.graph.step_context import ShardTask, write_shard
 from pipeline.store import storage
 from tests.pipeline.toy import Numbers, Total
@@ -28,7 +28,6 @@ def _until(true: Any, what: str) -> None:
 
 
 def _once(marks: str, name: str) -> bool:
-    """Whether this is the first time that anybody asks."""
     try:
         Path(marks, name).touch(exist_ok=False)
     except FileExistsError:
@@ -37,7 +36,6 @@ def _once(marks: str, name: str) -> bool:
 
 
 def write_number(directory: str, item: int) -> Mapping[str, Any]:
-    """Shard writer: one number."""
     storage.write_atomic(storage.join(directory, "n.txt"), str(item).encode())
     return {"value": item}
 
@@ -100,7 +98,7 @@ def watching(
         time.sleep(0.005)
 
 
-class ThreadBackend:
+class ThreadBackend(Backend):
     """Executes each request in a thread of its own, at most `slots` at once."""
 
     def __init__(self, slots: int = 4) -> None:
@@ -111,7 +109,6 @@ class ThreadBackend:
         self._workers: dict[str, InlineWorkers] = {}
 
     def submit(self, request: Request) -> None:
-        """Begin."""
         workers = self._workers[request.key] = InlineWorkers()
         self.at_once = max(self.at_once, len(self._workers))
 
@@ -122,7 +119,6 @@ class ThreadBackend:
         threading.Thread(target=run, daemon=True).start()
 
     def poll(self) -> list[tuple[Request, Outcome]]:
-        """What ended."""
         time.sleep(0.005)
         found = _all(self._ended)
         for request, _ in found:
@@ -130,20 +126,14 @@ class ThreadBackend:
         return found
 
     def events(self) -> list[dict[str, Any]]:
-        """What was said."""
         return _all(self._events)
 
     def end(self, key: str) -> None:
-        """Tell one."""
         self._workers[key].stop()
 
     def stop(self) -> None:
-        """Tell all."""
         for workers in self._workers.values():
             workers.stop()
-
-    def close(self) -> None:
-        """Nothing to let go of."""
 
 
 def _all(source: queue.SimpleQueue[Any]) -> list[Any]:

@@ -87,6 +87,5 @@ def test_plan_says_hit_miss_and_the_field_that_changed(tmp_path):
 
 
 def test_plan_writes_nothing(tmp_path):
-    """Planning in an empty store leaves it empty."""
     plan([as_node(total(numbers(count=4)))], Store(str(tmp_path)))
     assert list(tmp_path.iterdir()) == []

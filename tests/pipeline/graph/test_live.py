@@ -6,22 +6,18 @@ import pytest
 
 from pipeline import Artifact, InputError, Live
 from pipeline.errors import StepFailed
-from pipeline.execute.event_log import EventLog
-from pipeline.execute.executor import Execution
 from pipeline.graph.step import as_node
 from pipeline.identity import digests
 from pipeline.plan.plan import explain, plan
-from pipeline.plan.state import Selection
 from pipeline.store.ledger import Ledger
 from pipeline.store.outputs import Store
 from tests.pipeline.graph.live_toy import ThreadBackend, counting, watching
-from tests.pipeline.helpers import bring_up, check_invariants, heard, result
+from tests.pipeline.helpers import bring_up, check_invariants, result, run_on
 from tests.pipeline.toy import total
 
 
 @pytest.fixture
 def marks(tmp_path):
-    """A folder for what the steps leave for each other and for the test."""
     folder = tmp_path / "marks"
     folder.mkdir()
     return folder
@@ -29,7 +25,6 @@ def marks(tmp_path):
 
 @pytest.fixture
 def store(tmp_path):
-    """A store's prefix."""
     return str(tmp_path / "store")
 
 
@@ -40,18 +35,14 @@ def pair(marks, count=4, fails="", salt=0, **how):
 
 
 def run(store, *wanted, slots=4, marks=None, events=None, **choice):
-    """Execute on threads; (execution, backend, events)."""
-    events = [] if events is None else events
-    backend, log = ThreadBackend(slots), EventLog(store, "live", [heard(events.append)])
-    nodes = [as_node(w) for w in wanted]
-    if marks is not None:
-        log.listen(heard(lambda event: release(event, marks)))
-    execution = Execution(nodes, Store(store), log, "again", Selection(**choice))
-    try:
-        execution.run(backend, execution.look())
-    finally:
-        log.close()
-    return execution, backend, events
+    events, backend = [] if events is None else events, ThreadBackend(slots)
+
+    def hear(event):
+        events.append(event)
+        if marks is not None:
+            release(event, marks)
+
+    return run_on(backend, store, *wanted, events=hear, **choice), backend, events
 
 
 def release(event, marks):
@@ -62,7 +53,6 @@ def release(event, marks):
 
 
 def attempts_at(marks, number):
-    """The attempts that recorded a number."""
     return (marks / f"seen-{number}").read_text().split()
 
 
@@ -139,7 +129,6 @@ def test_it_ends_when_the_other_fails_for_good(store, marks):
 
 
 def result_of(store, wanted):
-    """The manifest of one node, None when it is not there."""
     return Store(store).find(as_node(wanted))
 
 
@@ -218,6 +207,5 @@ def test_plan_says_that_it_follows(store, marks):
 
 
 def test_an_argument_that_is_not_live_is_refused():
-    """The message says what to write."""
     with pytest.raises(InputError, match=r"Annotated\[Kind, Live\]"):
         Live.of(Artifact)

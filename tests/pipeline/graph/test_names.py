@@ -50,7 +50,6 @@ def write_named(run: StepContext, *, names: tuple[str, ...], mapped: bool = Fals
 
 @step(output=Numbers, version=1)
 def write_link(run: StepContext, *, kind: str, target: str) -> Result:
-    """A shard in which not everything is a file."""
     with run.shard("part/0") as directory:
         path = storage.local_path(directory)
         if kind == "whole":

@@ -40,7 +40,6 @@ FORMS = {
 
 @pytest.fixture
 def project(tmp_path, monkeypatch) -> Path:
-    """A folder with an experiment and a module of its own."""
     monkeypatch.delenv("PYTHONPATH", raising=False)
     (tmp_path / "mine.py").write_text(MINE)
     (tmp_path / "helper.py").write_text("def twice(n): return 2 * n\n")
@@ -48,14 +47,12 @@ def project(tmp_path, monkeypatch) -> Path:
 
 
 def package(project: Path, name: str) -> None:
-    """Another package of this name, with a module."""
     (project / name).mkdir()
     (project / name / "__init__.py").write_text("")
     (project / name / "net.py").write_text("class Net: pass\n")
 
 
 def run(project: Path, form: str, **more: str) -> subprocess.CompletedProcess[str]:
-    """Start the experiment."""
     return subprocess.run(
         FORMS[form], cwd=project, env={**os.environ, **more}, capture_output=True, text=True
     )
@@ -64,7 +61,6 @@ def run(project: Path, form: str, **more: str) -> subprocess.CompletedProcess[st
 @pytest.mark.slow
 @pytest.mark.parametrize("form", ["ponente", "python", "cell"])
 def test_folders_and_packages_of_common_names_disturb_nothing(project, form):
-    """Ours are found first, whoever imports them."""
     for name in ("data", "models"):
         package(project, name)
     (project / "training.py").write_text("1 / 0\n")
@@ -82,7 +78,6 @@ def test_folders_and_packages_of_common_names_disturb_nothing(project, form):
     ],
 )
 def test_a_module_that_ours_hides_is_named(project, form, line):
-    """Before anything runs, with the folder to rename."""
     package(project, "models")
     (project / "mine.py").write_text(MINE.replace("helper\n", "helper, models.net\n", 1))
     done = run(project, form)
@@ -105,10 +100,8 @@ def test_a_name_of_a_module_that_ours_hides_is_explained(project, use):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["steps", "pipeline"])
-@pytest.mark.parametrize("form", ["python", "cell"])
+@pytest.mark.parametrize(("name", "form"), [("steps", "cell"), ("pipeline", "python")])
 def test_a_module_that_hides_ours_is_named(project, name, form):
-    """Where Python looks into the user's folder first."""
     (project / f"{name}.py").write_text("mine = 1\n")
     done = run(project, form)
     assert done.returncode == 1
@@ -130,16 +123,6 @@ def test_on_ray_ours_are_found_first_too(project):
     assert f"{project}/pipeline.py hides ponente's package 'pipeline'" in done.stderr
 
 
-@pytest.mark.slow
-def test_a_users_modules_reach_workers_from_another_folder(project, tmp_path_factory):
-    """They are sent by value, so that a worker needs no file of theirs."""
-    elsewhere = tmp_path_factory.mktemp("elsewhere")
-    command = [str(PONENTE), "run", str(project / "mine.py"), "--executor", "ray"]
-    done = subprocess.run(command, cwd=elsewhere, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-
-
 def test_the_text_of_an_error_is_plain():
-    """Without Ray's colors and Python's underlining."""
     error = RuntimeError("\x1b[36mray::sample()\x1b[39m failed\n   f(x)\n   ^^^~~^\nat last")
     assert text_of(error) == "ray::sample() failed f(x) at last"

@@ -12,9 +12,9 @@ import pytest
 from pipeline import Artifact, InputError
 from pipeline.errors import StepFailed
 from pipeline.graph.step import StepSpec, as_node
-from pipeline.plan.plan import Planned, explain, plan
+from pipeline.plan.plan import explain, plan
 from pipeline.store.outputs import Store
-from tests.pipeline.helpers import bring_up, executed, result
+from tests.pipeline.helpers import bring_up, executed, planned, result
 from tests.pipeline.toy import Numbers, clamp, numbers, total, write_numbers
 
 CHANGED = "work.size: 2 -> 3 (the default changed)"
@@ -56,19 +56,12 @@ def work(
     return step(numbers=clamp(numbers(count=10), limit=count), work=config(**given))
 
 
-def planned(store: str, node: Any) -> Planned:
-    """What a run would do with the node."""
-    return plan([as_node(node)], Store(store))[-1]
-
-
 def explained(store: str, node: Any) -> str:
-    """What `explain` says of the node."""
     entries = plan([as_node(node)], Store(store))
     return "\n".join(explain(entries, entries[-1], Store(store)))
 
 
 def unfinished(store: str, node: Any) -> None:
-    """Leave a build of the node with two shards."""
     with pytest.raises(StepFailed, match="stopped"):
         bring_up(store, node)
 
@@ -131,7 +124,6 @@ def test_given_values_are_not_confused_with_changed_defaults(tmp_path):
 def test_an_unfinished_build_survives_a_field_that_is_added(
     tmp_path, monkeypatch, tmp_path_factory
 ):
-    """Its two shards are not written again."""
     store, marks = str(tmp_path), tmp_path_factory.mktemp("marks") / "marks"
     monkeypatch.setenv("PONENTE_MARKS", str(marks))
     unfinished(store, work({"size": 2}, stop_after=2))

@@ -12,13 +12,12 @@ from pipeline.graph.order import topological
 from pipeline.graph.step import as_node
 from pipeline.plan.state import pick, with_force
 from tests.bench import engine_graphs
-from tests.bench.engine_steps import build
+from tests.bench.engine_graphs import build
 from tests.pipeline.helpers import bring_up, result
 from tests.pipeline.toy import Scale, numbers, scaled, total
 
 
 def labels(artifacts):
-    """Labels of a sweep's steps."""
     return [as_node(each).label for each in artifacts]
 
 

@@ -10,11 +10,17 @@ import pytest
 
 from pipeline.errors import StepFailed
 from pipeline.graph.step import as_node
-from pipeline.plan.plan import Planned, plan
-from pipeline.store import manifest, storage
-from pipeline.store.outputs import Store
+from pipeline.store import storage
 from tests.pipeline.code_versions import MAP, load, mapped
-from tests.pipeline.helpers import bring_up, check_invariants, ledgers, result
+from tests.pipeline.helpers import (
+    bring_up,
+    check_invariants,
+    ledgers,
+    manifest_of,
+    path_of,
+    planned,
+    result,
+)
 
 AGAIN = "2 of 4 shards were built by other code (work.py): built again"
 KEPT = "2 of 4 shards were built by other code (work.py): kept (--keep-shards)"
@@ -22,7 +28,6 @@ KEPT = "2 of 4 shards were built by other code (work.py): kept (--keep-shards)"
 
 @pytest.fixture
 def file(tmp_path) -> Path:
-    """The file of the step."""
     return tmp_path / "code" / "work.py"
 
 
@@ -35,7 +40,6 @@ def store(tmp_path, file) -> str:
 
 
 def failed(store: str, node: Any, **choice: Any) -> list[str]:
-    """Run a node that fails; returns the warnings."""
     events: list[dict[str, Any]] = []
     with pytest.raises(StepFailed, match="bad item"):
         bring_up(store, node, events=events, **choice)
@@ -43,28 +47,13 @@ def failed(store: str, node: Any, **choice: Any) -> list[str]:
 
 
 def warned(store: str, node: Any, **choice: Any) -> list[str]:
-    """Run a node; returns the warnings."""
     events: list[dict[str, Any]] = []
     bring_up(store, node, events=events, **choice)
     return warnings(events)
 
 
 def warnings(events: list[dict[str, Any]]) -> list[str]:
-    """What the steps of a run warned of."""
     return [event["message"] for event in events if event["event"] == "warning"]
-
-
-def planned(store: str, node: Any, *, force: bool = False, keep: bool = False) -> Planned:
-    """What a run would do with the node."""
-    forced = frozenset({as_node(node).key} if force else ())
-    return plan([as_node(node)], Store(store), forced, keep_shards=keep)[-1]
-
-
-def provenance(store: str, node: Any) -> dict[str, Any]:
-    """Of the published output."""
-    found = manifest.load(storage.join(store, as_node(node).directory))
-    assert found is not None
-    return found.provenance
 
 
 def test_shards_of_other_code_are_built_again(store, file):
@@ -74,7 +63,7 @@ def test_shards_of_other_code_are_built_again(store, file):
     assert planned(store, node).warnings == [], "--strict refuses what would be kept"
     assert warned(store, node) == [AGAIN]
     assert result(store, node)["values"] == [0, 100, 200, 300]
-    assert "other_code" not in provenance(store, node)
+    assert "other_code" not in manifest_of(store, node).provenance
     assert planned(store, node).warnings == []
     check_invariants(store, finished=True)
 
@@ -92,7 +81,6 @@ def test_a_second_failure_after_the_repair_keeps_the_repaired_shards(store, file
 
 
 def test_comments_and_a_move_are_no_other_code(store, file):
-    """No shard is written again."""
     node = mapped(file, 10, bad=(2,), note='\n# repaired\n"""Text."""\n')
     assert planned(store, node).notes == []
     assert failed(store, node) == []
@@ -102,11 +90,11 @@ def test_comments_and_a_move_are_no_other_code(store, file):
 def test_shards_of_other_code_can_be_kept(store, file):
     """Then the output is mixed, and says so; --strict and verify refuse it."""
     node = mapped(file, 100)
-    assert planned(store, node, keep=True).warnings == [f"work: {KEPT}"]
+    assert planned(store, node, keep_shards=True).warnings == [f"work: {KEPT}"]
     assert warned(store, node, keep_shards=True) == [KEPT]
     assert result(store, node)["values"] == [0, 10, 200, 300]
     kept = {"shards": 2, "of": 4, "files": "work.py"}
-    assert provenance(store, node)["other_code"] == {"kept": kept}
+    assert manifest_of(store, node).provenance["other_code"] == {"kept": kept}
     (warning,) = planned(store, node).warnings
     assert "kept 2 of 4 shards, built by other code (work.py)" in warning
 
@@ -115,32 +103,25 @@ def test_shards_of_other_code_can_be_kept(store, file):
 def test_force_gives_up_an_unfinished_build_and_says_what(store, file):
     """Also one of the same code; and what --force has begun, --force resumes."""
     node = mapped(file, 10, bad=(3,))
+    forced = frozenset({as_node(node).key})  # equal for all versions of the code
     line = "--force gives up an unfinished build: 2 of 4 shards finished"
-    assert line in planned(store, node, force=True).detail
+    assert line in planned(store, node, forced=forced).detail
     assert failed(store, node, force=("work",)) == [line]
-    (again,) = {ledger.build for ledger in ledgers(path(store, node))} - first(store, node)
-    assert planned(store, node, force=True).detail.endswith("3 of 4 shards finished")
+    (again,) = {ledger.build for ledger in ledgers(path_of(store, node))} - first(store, node)
+    assert planned(store, node, forced=forced).detail.endswith("3 of 4 shards finished")
     node = mapped(file, 10, bad=(3,))
     assert failed(store, node, force=("work",)) == []
     assert failed(store, node) == [], "nor does a run without it go back"
     node = mapped(file, 10)
     bring_up(store, node)
-    found = manifest.load(path(store, node))
-    assert found is not None
-    assert found.build == again
+    assert manifest_of(store, node).build == again
     check_invariants(store)
-
-
-def path(store: str, node: Any) -> str:
-    """The node's directory."""
-    return storage.join(store, as_node(node).directory)
 
 
 def first(store: str, node: Any) -> set[str]:
     """The build that was given up."""
-    return {
-        ledger.build for ledger in ledgers(path(store, node)) if "given-up-.force" in ledger.names()
-    }
+    mine = ledgers(path_of(store, node))
+    return {ledger.build for ledger in mine if "given-up-.force" in ledger.names()}
 
 
 def test_force_after_a_repair_keeps_no_shard(store, file):
@@ -153,7 +134,7 @@ def test_force_after_a_repair_keeps_no_shard(store, file):
 def test_shards_of_an_earlier_version_are_kept_with_a_warning(store, file):
     """Their records have no code; an upgrade is no edit of the step."""
     node = mapped(file, 100)
-    (ledger,) = ledgers(path(store, node))
+    (ledger,) = ledgers(path_of(store, node))
     for name in ledger.names():
         url = Path(storage.join(ledger.directory, name))
         if name.endswith(".json"):
@@ -223,5 +204,5 @@ def test_what_a_step_continues_from_is_never_dropped(tmp_path, file):
     assert [said for said in warned(store, node) if "continues" in said] == [line]
     assert result(store, node)["earlier"] == ["checkpoint/0", "checkpoint/1"]
     continued = {"shards": 2, "of": 5, "files": "work.py"}
-    assert provenance(store, node)["other_code"] == {"continued": continued}
+    assert manifest_of(store, node).provenance["other_code"] == {"continued": continued}
     check_invariants(store, finished=True)

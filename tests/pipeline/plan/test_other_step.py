@@ -12,12 +12,12 @@ import steps
 from pipeline.errors import InputError, StepFailed
 from pipeline.execute.reference import adopt, choose
 from pipeline.graph.step import as_node
-from pipeline.plan.plan import Planned, plan
+from pipeline.plan.plan import plan
 from pipeline.plan.state import other_step, read_state
 from pipeline.store import manifest, storage
 from pipeline.store.outputs import Store
 from tests.pipeline.code_versions import load, mapped
-from tests.pipeline.helpers import bring_up, result
+from tests.pipeline.helpers import bring_up, planned, result
 from tests.pipeline.toy import numbers
 
 THEIRS = '''
@@ -61,20 +61,13 @@ ANOTHER = "that of another step named 'clean', in "
 
 @pytest.fixture
 def store(tmp_path) -> str:
-    """A store with an output of their step."""
     prefix = str(tmp_path / "store")
     bring_up(prefix, node(tmp_path / "them" / "first.py", THEIRS))
     return prefix
 
 
 def node(path: Path, text: str, count: int = 4) -> Any:
-    """A node of the step in this file."""
     return load(path, text).clean(numbers(count=count))
-
-
-def planned(store: str, wanted: Any, shared: tuple[str, ...] = ()) -> Planned:
-    """What a run would do with the node."""
-    return plan([as_node(wanted)], Store(store, shared))[-1]
 
 
 @pytest.mark.parametrize("own", [False, True], ids=["shared", "own"])
@@ -116,7 +109,6 @@ def test_the_same_step_in_another_file_is_reused_with_a_warning(store, tmp_path,
 
 
 def test_another_step_in_a_file_of_the_same_name_is_refused(store, tmp_path):
-    """A bare file name says little."""
     assert planned(store, node(tmp_path / "us" / "first.py", OURS)).status == "foreign"
 
 
@@ -144,7 +136,6 @@ def test_the_unfinished_build_of_another_step_is_refused(tmp_path):
 
 @pytest.mark.parametrize("own", [False, True], ids=["shared", "own"])
 def test_the_output_of_another_step_can_be_adopted(store, tmp_path, own):
-    """Whoever knows that it is right says so once."""
     mine = as_node(node(tmp_path / "us" / "second.py", OURS))
     places = Store(store) if own else Store(str(tmp_path / "mine"), (store,))
     seen = read_state([*mine.inputs.values(), mine], places)

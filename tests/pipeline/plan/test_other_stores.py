@@ -20,7 +20,14 @@ from pipeline.store.manifest import OUTPUT, load
 from pipeline.store.outputs import Store
 from pipeline.store.shards import ShardTable
 from pipeline.sweep import select
-from tests.pipeline.helpers import bring_up, check_invariants, executed, result
+from tests.pipeline.helpers import (
+    bring_up,
+    check_invariants,
+    executed,
+    manifest_of,
+    path_of,
+    result,
+)
 from tests.pipeline.toy import Numbers, Order, Total, clamp, numbers, opened, order, total
 
 PROVENANCE = "copied_from"
@@ -28,7 +35,6 @@ PROVENANCE = "copied_from"
 
 @pytest.fixture
 def stores(tmp_path) -> tuple[str, str]:
-    """URLs of a team's store and of one's own."""
     return str(tmp_path / "team"), str(tmp_path / "own")
 
 
@@ -37,7 +43,7 @@ def _cut(limit: int = 100):
 
 
 def _found(store: str, wanted):
-    path = storage.join(store, as_node(wanted).directory)
+    path = path_of(store, wanted)
     found = load(path)
     assert found is not None, path
     return path, found
@@ -113,7 +119,6 @@ def test_the_candidate_that_a_selection_chooses_is_copied(stores):
 
 
 def test_an_output_adopted_from_another_store_is_copied(stores):
-    """It is recorded as adopted, and can be undone."""
     team, own = stores
     bring_up(team, _cut())
     node, store = as_node(_cut(7)), Store(own)
@@ -178,7 +183,7 @@ def test_a_copy_that_was_killed_goes_on_where_it_ended(stores, monkeypatch):
     monkeypatch.setattr(copies, "_copy_file", copied)
     with pytest.raises(KeyboardInterrupt):
         bring_home(own, *_found(team, wanted))
-    assert load(storage.join(own, as_node(wanted).directory)) is None
+    assert manifest_of(own, wanted) is None
     bring_home(own, *_found(team, wanted))
     assert len(calls) == 101
     _leave(stores, wanted)
@@ -198,19 +203,17 @@ def test_a_damaged_original_is_not_copied(stores, kind):
         storage.write_atomic(url, storage.read_bytes(url)[::-1])
     with pytest.raises(CorruptOutput, match=r"n\.txt"):
         bring_home(own, *_found(team, wanted))
-    assert load(storage.join(own, as_node(wanted).directory)) is None
+    assert manifest_of(own, wanted) is None
 
 
 @step(output=Total, version=1)
 def paged(run: StepContext, numbers: Numbers) -> Result:
-    """A page, and where it is."""
     with run.shard("page") as directory:
         storage.write_atomic(storage.join(directory, "index.html"), b"page")
     return {"headline": [f"page: {OUTPUT}{directory.removeprefix(run.root)}/index.html"]}
 
 
 def test_the_lines_that_a_copy_shows_name_its_own_files(stores):
-    """The copy is in an attempt of its own."""
     team, own = stores
     bring_up(team, paged(numbers(count=4)))
     path, found = bring_home(own, *_found(team, paged(numbers(count=4))))
@@ -220,7 +223,6 @@ def test_the_lines_that_a_copy_shows_name_its_own_files(stores):
 
 
 def test_an_old_output_brings_all_of_its_inputs_that_are_there(stores):
-    """Its manifest does not say which ones it needs."""
     team, own = stores
     bring_up(team, order(_cut()))
     for wanted in (order(_cut()), _cut()):

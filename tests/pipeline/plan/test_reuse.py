@@ -15,10 +15,16 @@ from pipeline.plan.plan import plan
 from pipeline.plan.state import read_state
 from pipeline.store import integrity, storage
 from pipeline.store.garbage import delete, find_garbage
-from pipeline.store.manifest import load
 from pipeline.store.outputs import Store
 from pipeline.sweep import select, sweep
-from tests.pipeline.helpers import bring_up, check_invariants, executed, result
+from tests.pipeline.helpers import (
+    bring_up,
+    check_invariants,
+    executed,
+    manifest_of,
+    path_of,
+    result,
+)
 from tests.pipeline.toy import (
     Scale,
     clamp,
@@ -57,7 +63,7 @@ def test_an_input_that_comes_out_the_same_changes_nothing_further_down(tmp_path)
     bring_up(store, _chain(100))
     assert executed(store, _chain(200)) == ["clamp"]
     assert result(store, _chain(200)) == result(store, _chain(100))
-    found = load(storage.join(store, as_node(_chain(200)).directory))
+    found = manifest_of(store, _chain(200))
     assert found.alias.kind == "same inputs"
     assert found.alias.directory == as_node(_chain(100)).directory
     assert executed(store, _chain(200)) == []
@@ -81,7 +87,7 @@ def test_a_reference_to_a_reference_names_the_owner_of_the_files(tmp_path):
     store = str(tmp_path)
     for limit in (100, 200, 300):
         bring_up(store, _chain(limit))
-    found = load(storage.join(store, as_node(_chain(300)).directory))
+    found = manifest_of(store, _chain(300))
     assert found.alias.directory == as_node(_chain(100)).directory
 
 
@@ -134,12 +140,12 @@ def test_the_output_that_was_there_stays_until_a_forced_one_is_finished(tmp_path
     store = str(tmp_path)
     noisy = noise(numbers(count=4))
     bring_up(store, noisy)
-    before = load(storage.join(store, as_node(noisy).directory))
+    before = manifest_of(store, noisy)
     monkeypatch.setenv("PONENTE_TOY_FAIL", "noise")
     with pytest.raises(StepFailed):
         bring_up(store, noisy, force=("noise",))
     monkeypatch.delenv("PONENTE_TOY_FAIL")
-    assert load(storage.join(store, as_node(noisy).directory)) == before
+    assert manifest_of(store, noisy) == before
     assert executed(store, noisy) == []
     bring_up(store, noisy, force=("noise",))
     old = storage.join(store, as_node(noisy).directory, before.shards[0].root, "n.txt")
@@ -155,7 +161,7 @@ def test_a_lost_input_built_again_with_other_content_rebuilds_its_users(tmp_path
     store = str(tmp_path)
     source = noise(numbers(count=4))
     bring_up(store, total(source))
-    shutil.rmtree(storage.join(store, as_node(source).directory))
+    shutil.rmtree(path_of(store, source))
     bring_up(store, source)
     entries = {e.node.label: e for e in plan([as_node(total(source))], Store(store))}
     assert entries["total"].status == "stale"
@@ -173,16 +179,9 @@ def test_only_until_and_keep_going(tmp_path):
     with pytest.raises(InputError, match="expected one of"):
         bring_up(store, _chain(100), until=("nothing",))
     source = numbers(count=6)
-    events = []
+    graph = total(source), scaled(source, scale=Scale(2)), named(refuse(source), "refuses")
     with pytest.raises(StepFailed, match="expected something else"):
-        bring_up(
-            store,
-            total(source),
-            scaled(source, scale=Scale(2)),
-            named(refuse(source), "refuses"),
-            keep_going=True,
-            events=events,
-        )
+        bring_up(store, *graph, keep_going=True)
     assert executed(store, total(source), scaled(source, scale=Scale(2))) == []
 
 
@@ -197,11 +196,7 @@ def test_a_shared_store_is_read_and_never_written(tmp_path):
     assert [n.label for n in run.executed] == ["scaled", "total"]
     hits = {e["step"]: e["origin"] for e in events if e["event"] == "hit"}
     assert hits["clamp"].startswith(team)
-    assert (
-        load(storage.join(own, as_node(_chain(100)).directory))
-        .inputs["left"]["directory"]
-        .startswith(team)
-    )
+    assert manifest_of(own, _chain(100)).inputs["left"]["directory"].startswith(team)
     assert executed(own, _chain(200), shared=(team,)) == ["clamp"], "by content, across stores"
     assert _tree(team) == before
 
@@ -277,7 +272,6 @@ def test_an_adoption_can_be_undone_and_nothing_else_can(tmp_path):
 
 
 def test_damaged_outputs_are_not_adopted(tmp_path):
-    """Adoption reads every byte first."""
     store = Store(str(tmp_path))
     source = bring_up(store.prefix, numbers(count=4)).published[as_node(numbers(count=4)).key]
     url = storage.join(source.path, source.manifest.shards[0].root, "n.txt")
@@ -303,12 +297,10 @@ def test_a_sweep_builds_each_setting_once_and_selects_the_best(tmp_path):
     assert result(store, best)["selected"]["index"] == 0
     again = executed(store, select(totals([3, 1, 2, 4]), by="total", mode="max"))
     assert sorted(again) == ["scaled", "select", "total[4]"]
-    values = select(
-        sweep(lambda f: scaled(source, scale=Scale(f)), {"small": 1, "large": 5}),
-        by="sum",
-        mode="min",
-    )
-    assert result_values(store, total(values)) == 6
+    named_ones = sweep(lambda f: scaled(source, scale=Scale(f)), {"small": 1, "large": 5})
+    smallest = total(select(named_ones, by="sum", mode="min"))
+    bring_up(store, smallest)
+    assert result(store, smallest)["total"] == 6
     with pytest.raises(StepFailed, match="it has total"):
         bring_up(store, select(totals([1, 2]), by="loss"))
 
@@ -317,9 +309,3 @@ def test_a_value_that_a_sweep_has_twice_is_refused():
     """Before anything is built, with the value; two values of one name would be one step."""
     with pytest.raises(InputError, match="1 is given twice"):
         sweep(lambda count: numbers(count=count), [1, 1])
-
-
-def result_values(store, wanted):
-    """The total of a graph, after bringing it up."""
-    bring_up(store, wanted)
-    return result(store, wanted)["total"]

@@ -16,14 +16,13 @@ from pipeline.store import storage
 from pipeline.store.garbage import delete, find_garbage
 from pipeline.store.outputs import Found, Store
 from pipeline.sweep import select, selection, sweep
-from tests.pipeline.helpers import bring_up, check_invariants, executed, result
+from tests.pipeline.helpers import bring_up, check_invariants, executed, path_of, result
 from tests.pipeline.toy import Numbers, Order, clamp, numbers, opened, opened_many, order, orders
 
 FEW, MANY = sum(range(4)), sum(range(10))
 
 
 def _clamped(limit):
-    """Of numbers up to 9: limits above that change nothing."""
     return order(clamp(numbers(count=10), limit=limit))
 
 
@@ -36,7 +35,6 @@ def _found(store, wanted) -> Found:
 
 
 def _sum(found: Found) -> int:
-    """Of the numbers that an order is over."""
     return sum(Order(found.path, found.manifest).input("numbers", Numbers).values())
 
 
@@ -76,7 +74,7 @@ def test_a_selection_that_is_reused_by_content_opens_its_own_winners_inputs(tmp_
     assert executed(store, opened(again)) == ["clamp"]
     graph = topological([as_node(again)])
     delete(Store(store), find_garbage(Store(store), graph).garbage)
-    assert not storage.exists(storage.join(store, as_node(_largest(_clamped(100))).directory))
+    assert not storage.exists(path_of(store, _largest(_clamped(100))))
     found = _found(store, again)
     assert found.manifest.alias is not None
     assert found.manifest.alias.kind == "same inputs"
@@ -107,10 +105,9 @@ def test_an_adopted_selection_opens_what_it_stands_for(tmp_path):
 
 
 def test_a_winner_that_is_gone_is_named(tmp_path):
-    """With what to do, as any other input is."""
     store, winner = str(tmp_path), _clamped(100)
     found = _found(store, _largest(winner))
-    shutil.rmtree(storage.join(store, as_node(winner).directory))
+    shutil.rmtree(path_of(store, winner))
     with pytest.raises(CorruptOutput, match=r"order-.*: input candidates\[0\] .* is missing"):
         _sum(found)
 

@@ -22,7 +22,14 @@ from pipeline.store import integrity, storage
 from pipeline.store.garbage import delete, find_garbage
 from pipeline.store.manifest import load
 from pipeline.store.outputs import Store
-from tests.pipeline.helpers import bring_up, check_invariants, executed, result
+from tests.pipeline.helpers import (
+    bring_up,
+    check_invariants,
+    executed,
+    manifest_of,
+    path_of,
+    result,
+)
 
 asked: list[str] = []
 during: list[str] = []  # what a body writes into its own source, as a name
@@ -74,26 +81,22 @@ def hub(value: str, seconds: float) -> Listing:
 
 @step(output=Words, version=1)
 def pinned(run: StepContext, *, source: Annotated[str, External(hub)]) -> Result:
-    """Nothing."""
     return {"words": [source]}
 
 
 @step(output=Words, version=1)
 def count(run: StepContext, words: Words) -> Result:
-    """How many words there are."""
     return {"count": len(words.result["words"])}
 
 
 @pytest.fixture(autouse=True)
 def quiet():
-    """Nothing asked, nothing written meanwhile."""
     asked.clear()
     during.clear()
 
 
 @pytest.fixture
 def corpus(tmp_path):
-    """Two files."""
     return fill(tmp_path / "corpus", a="one two", b="three")
 
 
@@ -105,7 +108,6 @@ def fill(path, **texts):
 
 
 def planned(store, wanted):
-    """What `plan` says of each step, by label."""
     return {entry.node.label: entry for entry in plan([as_node(wanted)], Store(str(store)))}
 
 
@@ -145,7 +147,7 @@ def test_a_moved_source_is_the_same_and_a_touched_one(tmp_path, corpus):
     graph = count(words(source=str(moved)))
     assert planned(store, graph)["words"].status == "hit"
     assert executed(store, graph) == []
-    found = load(storage.join(store, as_node(words(source=str(moved))).directory))
+    found = manifest_of(store, words(source=str(moved)))
     assert found.alias.kind == "same inputs"
     assert str(moved) in str(found.sources["source"])
     fill(moved, a="changed")
@@ -165,7 +167,7 @@ def test_gc_keeps_files_that_a_moved_sources_output_refers_to(tmp_path, corpus):
     kept = [as_node(first), as_node(second)]
     delete(store, find_garbage(store, kept).garbage)
     assert executed(store.prefix, first, second) == []
-    path = storage.join(store.prefix, as_node(second).directory)
+    path = path_of(store.prefix, second)
     assert list(integrity.problems(path, load(path))) == []
     delete(store, find_garbage(store, kept[:1]).garbage)
     delete(store, find_garbage(store, kept[:1]).garbage)
@@ -203,7 +205,7 @@ def test_a_source_that_changes_while_it_is_read_is_refused(tmp_path, corpus, nam
     during.append(name)
     with pytest.raises(StepFailed, match=rf"words\(source=\.\.\.\).*{name}.*run again"):
         bring_up(store, graph)
-    assert load(storage.join(store, as_node(graph).directory)) is None
+    assert manifest_of(store, graph) is None
 
 
 def test_a_source_that_changes_before_its_step_begins_costs_no_work(tmp_path, corpus):
@@ -263,7 +265,6 @@ def test_one_location_is_asked_once_a_command(tmp_path, corpus):
 
 
 def test_what_is_matched_and_not_read_is_said(tmp_path, corpus):
-    """A folder beside the files."""
     (corpus / "deeper").mkdir()
     entry = planned(tmp_path, words(source=str(corpus)))["words"]
     assert entry.notes == [f"words: source {corpus} matches what is not read: deeper"]
@@ -274,7 +275,7 @@ def test_a_pinned_source_is_not_asked_again_and_says_what_it_is(tmp_path, monkey
     store = str(tmp_path)
     bring_up(store, pinned(source="hub abc"))
     assert asked == ["hub abc"]
-    found = load(storage.join(store, as_node(pinned(source="hub abc")).directory))
+    found = manifest_of(store, pinned(source="hub abc"))
     assert str(found.sources["source"]) == "hub, pinned to commit abc"
     monkeypatch.setitem(pins, "hub abc", "def")
     assert planned(store, pinned(source="hub abc"))["pinned"].reason == (
