@@ -98,7 +98,7 @@ def test_what_is_no_experiment_is_refused_in_one_line(file, status, tmp_path, mo
 def _command(monkeypatch, capsys, *words):
     monkeypatch.setattr(sys, "argv", ["ponente", *words])
     with pytest.raises(SystemExit) as stop:
-        command({"write": ("write something", lambda words: 0)})
+        command({"write": ("write something", "builtins:len")})
     said = capsys.readouterr()
     return stop.value.code, said.out, said.err
 
