@@ -69,7 +69,8 @@ class Server(ThreadingHTTPServer):
     ) -> None:
         if ":" in address[0]:
             self.address_family = socket.AF_INET6
-        self.pages, self.token, self.live = pages, token, _script("live.js")
+        self.pages, self.token = pages, token
+        self.live = environment().get_template("live.js").render()
         digests = (hashlib.sha256(text.encode()).digest() for text in (self.live, *scripts))
         sources = " ".join(f"'sha256-{base64.b64encode(each).decode()}'" for each in digests)
         self.policy = f"{_NOTHING}; script-src {sources}; connect-src 'self'; base-uri 'none'; "
@@ -98,10 +99,6 @@ def is_loopback(host: str) -> bool:
     with contextlib.suppress(ValueError):
         return ipaddress.ip_address(host).is_loopback
     return host == "localhost"
-
-
-def _script(name: str) -> str:
-    return environment().get_template(name).render()
 
 
 class _Handler(BaseHTTPRequestHandler):
