@@ -111,20 +111,18 @@ def find(hardware: str, worker: str, name: str, slice_id: str = "") -> Host:
     if hardware and (named := pod(hardware)).kind == "tpu":
         given |= {"topology": named.topology, "type": accelerator_type(named)}
         given |= {"slices": str(named.slices)} if named.slices > 1 else {}
-    environment = {fact: os.environ.get(name, "") for fact, name in VARIABLES.items()}
-    metadata = slice_metadata()
+    sources = {
+        "the command line": given,
+        "the environment": {fact: os.environ.get(name, "") for fact, name in VARIABLES.items()},
+        "the machine's metadata": slice_metadata(),
+    }
     facts: dict[str, str] = {}
     for fact in VARIABLES:
-        found = {
-            "the command line": given.get(fact),
-            "the environment": environment[fact],
-            "the machine's metadata": metadata.get(fact),
-        }
-        found = {source: value for source, value in found.items() if value}
+        found = {source: known[fact] for source, known in sources.items() if known.get(fact)}
         if len(set(found.values())) > 1 and fact != "name":
             each = ", ".join(f"{value} by {source}" for source, value in found.items())
             raise InputError(f"join: the slice's {fact} differs: {each}; correct the wrong one")
-        facts[fact] = next(iter(found.values()), "") or ""
+        facts[fact] = next(iter(found.values()), "")
     if not hardware:
         if not facts["type"]:
             raise InputError(

@@ -27,10 +27,10 @@ from pipeline import holders
 from pipeline.errors import InputError, WorkerLost
 from pipeline.graph.hardware import Hardware
 from pipeline.launch.host import Host
+from pipeline.launch.job import LOST
 from pipeline.launch.nodes import Hosts, RayNode, connected
 from pipeline.store import storage
 
-LOST = 75  # exit status of a host that lost its Ray or the head; its supervisor restarts it
 SECRET = "RAY_AUTH_TOKEN"  # the variable from which Ray reads the secret
 _POLL_SECONDS = 1.0
 _RAY_SECONDS = 120.0

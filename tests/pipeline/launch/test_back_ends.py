@@ -133,9 +133,6 @@ def test_a_job_of_the_cluster_toolkit_has_its_flags_and_a_command_that_joins(har
     launch._parser().parse_args(said[1:end])
 
 
-# (made by, where, the wrong value)
-
-
 @pytest.mark.parametrize(
     ("on", "wrong", "message"),
     [
