@@ -61,8 +61,8 @@ def delete_the_output(output: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("flag", "damage"),
-    [("--factor 2", delete_a_file), ("--plus 3", delete_a_file), ("--plus 3", delete_the_output)],
-    ids=["read by a step", "opened", "opened and gone"],
+    [("--factor 2", delete_a_file), ("--plus 3", delete_the_output)],
+    ids=["read by a step", "opened and gone"],
 )
 def test_a_damaged_input_is_built_again_by_the_command_that_is_printed(run, tmp_path, flag, damage):
     """The step that reads it, directly or through another output, names the step that wrote it."""
