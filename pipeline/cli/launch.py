@@ -41,10 +41,7 @@ BACK_ENDS = {
 
 
 def launch(context: Context) -> int:
-    """Print the files and commands that make machines and run the experiment on them.
-
-    With --go they are executed. `--on local` costs nothing and runs without --go.
-    """
+    """Print, or with --go run, what makes machines and runs the experiment on them."""
     chosen = context.options
     if not chosen.on:
         raise UsageError(f"launch: give --on, one of {', '.join((*BACK_ENDS, LOCAL))}")

@@ -201,10 +201,7 @@ def check_chips(host: Host, devices: str = "/dev", seconds: float = 60.0) -> Non
 
 
 def software() -> tuple[dict[str, str], float]:
-    """(this host's digest of the code and its package versions by name, its clock).
-
-    Ray itself refuses a host with another Ray or Python.
-    """
+    """(digest of the code and versions of packages by name, clock); Ray compares its own."""
     from pipeline.doctor import requirements
     from pipeline.execute.ray.runtime_env import ROOT, code_digest
 
@@ -216,10 +213,7 @@ def software() -> tuple[dict[str, str], float]:
 
 
 def differences(mine: Mapping[str, str], heads: Mapping[str, str], ahead: float) -> list[str]:
-    """Lines on the differences of `software()` that keep a host from joining the head.
-
-    Its clock is `ahead` of the head's by so many seconds.
-    """
+    """What of `software()` keeps a host, whose clock is seconds `ahead`, from joining the head."""
     found = [
         f"{name} {mine.get(name, 'missing')}, the head has {version}"
         for name, version in heads.items()

@@ -74,8 +74,7 @@ def _parser() -> argparse.ArgumentParser:
 def to_hf(directory: str, out: str, dtype: str, *, auto_tokenizer: bool = True) -> dict[str, Any]:
     """Write the Hugging Face folder of a train step or checkpoint; returns as `write_hf_folder`.
 
-    It exports the moving average (EMA) of the parameters if the run kept one. A model that was
-    trained on rows of integers is exported without a tokenizer.
+    Of the EMA, if the run kept one; without a tokenizer of a model of rows of integers.
     """
     from steps.exchange.hf.hf_folder import Export, write_hf_folder
 

@@ -122,10 +122,7 @@ def column(rows: Sequence[Mapping[str, Any]], name: str, scale: float = 1.0) -> 
 def loss_chart(
     run: TrainingRun, restarts: Sequence[float] = (), clicked: tuple[str, str] = ("", "")
 ) -> Markup:
-    """Loss on training data and on every held-out split by step, with the unigram entropy.
-
-    `clicked` is as in `chart`.
-    """
+    """Loss in training and on held-out splits, the unigram entropy; `clicked` as in `chart`."""
     steps = column(run.history, "step")
     curves = [Curve("training", steps, column(run.history, "loss"), BLUE)] if steps else []
     for name, colour in zip(run.splits, itertools.cycle(COLOURS[1:])):
@@ -187,10 +184,7 @@ PARTS = {
 
 
 def time_charts(account: Account | None) -> list[tuple[str, Markup]]:
-    """(caption, chart) of a run's wall time: below the total a bar for every part of it.
-
-    Each begins where the last ended. Empty without times.
-    """
+    """(caption, chart) of the parts of a run's wall time, below each other; none without times."""
     if account is None or not account.total:
         return []
     left, rows = 0.0, [("total", [(GREY, 0.0, 100.0, "")], duration(account.total))]
