@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import sys
-
 import pytest
 
-from pipeline.cli import command
 from tests.pipeline.cli.toy_experiment import TOY
 
 
@@ -21,19 +18,5 @@ def ponente(tmp_path, capsys):
             experiment.main([*arguments, "--prefix", str(tmp_path / "store"), *inline])
         said = capsys.readouterr()
         return stop.value.code or 0, said.out, said.err
-
-    return run
-
-
-@pytest.fixture
-def typed(monkeypatch, capsys):
-    """Run the `ponente` command in this process; returns (status, stdout, stderr)."""
-    monkeypatch.setattr(sys, "path", [*sys.path])  # to which the command adds
-
-    def run(*words, more=None):
-        monkeypatch.setattr(sys, "argv", ["ponente", *map(str, words)])
-        with pytest.raises(SystemExit) as stop:
-            command(more)
-        return stop.value.code, *capsys.readouterr()
 
     return run
