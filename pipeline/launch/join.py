@@ -212,9 +212,8 @@ def run_local(hardware: Hardware, name: str, command: Sequence[str]) -> int:
     try:
         head = subprocess.Popen([*join, "--role", "head", "--", *command], env=environment)
         while head.poll() is None:
-            with contextlib.suppress(
-                KeyboardInterrupt
-            ):  # the head got SIGINT too: wait for its run
+            # The head got SIGINT too: wait for its run.
+            with contextlib.suppress(KeyboardInterrupt):
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     head.wait(_POLL_SECONDS)
                 for index, host in enumerate(hosts):
