@@ -77,3 +77,23 @@ def few_programs():
     """After each module: tests of the next one share few programs with it."""
     yield
     drop_programs()
+
+
+@pytest.fixture
+def typed(monkeypatch, capsys):
+    """Run the `ponente` command in this process; returns (status, stdout, stderr).
+
+    With `more` it has those verbs beside the engine's, else the library's.
+    """
+    monkeypatch.setattr(sys, "path", [*sys.path])  # to which the command adds
+
+    def run(*words, more=None):
+        from pipeline import cli
+        from steps.cli import command
+
+        monkeypatch.setattr(sys, "argv", ["ponente", *map(str, words)])
+        with pytest.raises(SystemExit) as stop:
+            command() if more is None else cli.command(more)
+        return stop.value.code or 0, *capsys.readouterr()
+
+    return run

@@ -16,6 +16,7 @@ import shlex
 import sys
 import time
 from collections.abc import Callable, Mapping
+from pkgutil import resolve_name
 from typing import Any, NoReturn, TypeVar
 
 from pipeline.cli import options, verbs
@@ -26,18 +27,22 @@ from pipeline.graph.declaration import Declaration, load_experiment
 from pipeline.identity.secret_text import refuse_secrets
 
 T = TypeVar("T")
+More = Mapping[str, tuple[str, str]]
+"""Verb -> (help, `module:function` of its arguments, imported when it is called)."""
 _COMPLETION = "completion"
+_JOIN = {
+    "join": ("make this machine a host of a cluster; needs no file", "pipeline.cli.launch:join")
+}
 
 
 def main(experiment: Declaration[Any], arguments: list[str]) -> NoReturn:
     clock = time.perf_counter()
 
     def work() -> int:
-        verb = arguments[0] if arguments and not arguments[0].startswith("-") else "run"
+        named = arguments and not arguments[0].startswith("-")
+        verb, *rest = arguments if named else ["run", *arguments]
         options.check_verb(verb)
-        rest = arguments[1:] if verb in arguments[:1] else arguments
-        program = f"{os.path.basename(sys.argv[0])} {verb}"
-        return _run_verb(verb, rest, experiment, clock, program)
+        return _run_verb(verb, rest, experiment, clock, f"{os.path.basename(sys.argv[0])} {verb}")
 
     sys.exit(exit_with_error(work))
 
@@ -65,16 +70,13 @@ def exit_with_error(work: Callable[[], T]) -> T:
         sys.exit(130)
 
 
-def command(more: Mapping[str, tuple[str, Callable[[list[str]], int]]] | None = None) -> NoReturn:
+def command(more: More | None = None) -> NoReturn:
     gc.freeze()  # what was imported lives as long as the process: it is not looked through again
-    sys.exit(exit_with_error(lambda: _command(sys.argv[1:], more or {})))
+    sys.exit(exit_with_error(lambda: _command(sys.argv[1:], _JOIN | dict(more or {}))))
 
 
-def _command(
-    arguments: list[str], more: Mapping[str, tuple[str, Callable[[list[str]], int]]]
-) -> int:
+def _command(arguments: list[str], more: More) -> int:
     clock = time.perf_counter()
-    more = {"join": ("make this machine a host of a cluster; needs no file", _join), **more}
     verb, *rest = arguments or [""]
     if verb in ("-h", "--help", ""):
         _usage(more, error=not verb)
@@ -85,7 +87,10 @@ def _command(
         say(f"ponente {importlib.metadata.version('ponente')}")
         return 0
     if verb in more:
-        return more[verb][1](rest)
+        try:
+            return resolve_name(more[verb][1])(rest)
+        except KeyboardInterrupt:
+            return 130  # the engine's message is about steps to resume, which these do not have
     if verb == _COMPLETION:
         return _complete(rest, {name: about[0] for name, about in more.items()})
     options.check_verb(verb, (*more, _COMPLETION))
@@ -104,13 +109,7 @@ def _command(
     )
 
 
-def _join(arguments: list[str]) -> int:
-    from pipeline.cli.launch import join  # imported here, as are the modules of other verbs
-
-    return join(arguments)
-
-
-def _usage(more: Mapping[str, tuple[str, Any]], *, error: bool) -> None:
+def _usage(more: More, *, error: bool) -> None:
     say("usage: ponente VERB EXPERIMENT.py[:NAME] [STEP ...] [flags]", error=error)
     for name, about in verbs.VERBS.items():
         say(f"  {name:<11}{about.help}", error=error)
@@ -150,6 +149,3 @@ _MODULES = {
     "spending": "spending",
     **dict.fromkeys(["verify", "gc", "adopt", "unlock", "doctor"], "maintenance"),
 }
-
-
-__all__ = ["command", "exit_with_error", "main"]

@@ -85,12 +85,14 @@ def of_command(
     experiment: Declaration[Any] | None,
     parsed: tuple[argparse.Namespace, list[str], Any],
     clock: float,
+    command: list[str] | None = None,
 ) -> Context:
+    """The context of a verb's flags, words and settings; `command` is that of this process."""
     options, words, settings = parsed
     wanted = () if experiment is None else experiment.build(settings)
     link = getattr(options, "link", False)
     store = Store(options.prefix, getattr(options, "shared", ()), link=link)
-    command = redacted(_command_line())
+    command = redacted(command or _command_line())
     return Context(experiment, wanted, store, settings, options, words, command, clock)
 
 
@@ -107,10 +109,8 @@ def of_call(
     resolved = experiment.settings(preset, **{k: v for k, v in settings.items() if k not in own})
     words = [repr(preset)] if preset else []
     words += [f"{name}={value!r}" for name, value in settings.items()]
-    command = redacted([f"{experiment.name}.{verb}({', '.join(words)})"])
-    store = Store(options.prefix, options.shared, link=getattr(options, "link", False))
-    wanted = experiment.build(resolved)
-    return Context(experiment, wanted, store, resolved, options, [], command, clock)
+    command = [f"{experiment.name}.{verb}({', '.join(words)})"]
+    return of_command(experiment, (options, [], resolved), clock, command)
 
 
 def _texts(names: str | Iterable[str]) -> tuple[str, ...]:

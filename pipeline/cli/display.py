@@ -41,11 +41,7 @@ _ORDER = {state: number for number, state in enumerate(_STATES)}
 
 
 class Rate:
-    """Turns progress events of one step into text with a rate and the time left.
-
-    The rate counts from the first event, so it excludes the compilation before that event and the
-    work of earlier attempts.
-    """
+    """Progress as text, with a rate since an attempt's first event, after what it compiled."""
 
     def __init__(self) -> None:
         self._first: tuple[float, float] | None = None

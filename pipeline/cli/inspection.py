@@ -206,7 +206,7 @@ def _write_page(context: Context, found: list[Planned], stated: Mapping[str, Fac
             refused = [f"run would refuse it: {line}" for line in facts.refusal.splitlines()]
             step.facts = [*facts.lines, *refused]
         record.steps[node.key] = step
-    page = render(record, manifests, [])
+    page = render(record, manifests)
     storage.write_atomic(context.options.html, page.encode())
     say(f"wrote {context.options.html}")
     return 0

@@ -19,10 +19,9 @@ from pipeline.graph.hardware import Hardware, pod
 from pipeline.identity.secret_text import refuse_secrets
 from pipeline.launch import LOCAL, gcloud, gcluster, kuberay, shipped, sky
 from pipeline.launch import zones as try_zones
-from pipeline.launch.job import FOLDER, Job, Provisioning, hardware_of, job_name
+from pipeline.launch.job import FOLDER, PORT, Job, Provisioning, hardware_of, job_name
 from pipeline.store.write_check import bucket_warnings
 
-_PORT = 6380
 _ABOUT_JOIN = """`ponente join`: make this machine a host of a cluster, however it was created.
 
 The same line on every host:
@@ -42,10 +41,7 @@ BACK_ENDS = {
 
 
 def launch(context: Context) -> int:
-    """Print the files and commands that make machines and run the experiment on them.
-
-    With --go they are executed. `--on local` costs nothing and runs without --go.
-    """
+    """Print, or with --go run, what makes machines and runs the experiment on them."""
     chosen = context.options
     if not chosen.on:
         raise UsageError(f"launch: give --on, one of {', '.join((*BACK_ENDS, LOCAL))}")
@@ -125,10 +121,8 @@ def _run_command(context: Context) -> tuple[str, ...]:
 
 def _flags(context: Context) -> list[str]:
     """Preset, settings, store and other flags of this command, for `run`."""
-    _, rest = options.parser("launch", context.experiment).parse_known_args(context.command)
-    words = rest[next((i for i, w in enumerate(rest) if w.startswith("--")), len(rest)) :]
-    if context.preset != FULL:
-        words = ["--preset", context.preset, *words]
+    words = [] if context.preset == FULL else ["--preset", context.preset]
+    words += context.options.overrides
     defaults = options.defaults("launch")
     for name in verbs.LAUNCHED:
         value = getattr(context.options, name)
@@ -216,7 +210,7 @@ def join(arguments: list[str]) -> int:
 
 def _address(text: str) -> tuple[str, int]:
     host, colon, port = text.rpartition(":")
-    host, port = (host, port) if colon else (port, str(_PORT))
+    host, port = (host, port) if colon else (port, str(PORT))
     if not host or not port.isdecimal() or not 0 < int(port) < 65536:
         raise UsageError(f"join: expected HOST or HOST:PORT of the head, got {text!r}")
     return host, int(port)
@@ -233,7 +227,7 @@ def _parser() -> argparse.ArgumentParser:
     def add(name: str, metavar: str | None, help: str, default: Any = "", **more: Any) -> None:
         parser.add_argument(name, metavar=metavar, help=help, default=default, **more)
 
-    add("head", None, f"the head's name or address; port {_PORT} if none is given")
+    add("head", None, f"the head's name or address; port {PORT} if none is given")
     add("--hardware", "NAME", "all hosts, such as v6e-16 or 2xv6e-16")
     add("--worker-id", "N", "number of this host in its slice, from 0")
     add("--slice-id", "N", "number of its slice, from 0, if there are several")

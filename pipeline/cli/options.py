@@ -142,10 +142,7 @@ def parse(
 
 
 def dotted(settings: Any, before: str = "", *, several: bool = False) -> list[str]:
-    """The flags of settings, with those of nested dataclasses by dotted name.
-
-    With `several`, only those that take any number of values.
-    """
+    """The flags of settings, or of those with `several` values; nested ones by dotted name."""
     found = []
     for field in dataclasses.fields(settings):
         name, value = before + field.name.replace("_", "-"), getattr(settings, field.name)

@@ -18,12 +18,7 @@ from pipeline.cli.inspection import entries, recorded, say_facts
 from pipeline.cli.stopping import INTERRUPTED, Interrupts, Stopper
 from pipeline.cli.streams import survive_closed_streams
 from pipeline.errors import Cancelled, InputError, PonenteError
-from pipeline.execute.backend import (
-    Backend,
-    InlineBackend,
-    refuse_several_hosts,
-    why_small,
-)
+from pipeline.execute.backend import Backend, InlineBackend, refuse_several_hosts, why_small
 from pipeline.execute.event_log import EventLog
 from pipeline.execute.executor import Execution
 from pipeline.execute.run_record import BUDGET_STOP, KILLED, TERMINATED

@@ -38,8 +38,12 @@ def spending(context: Context) -> int:
 
 
 def _line(name: str, row: dict[str, Any]) -> str:
-    hardware = row.get("hardware", "") + (" spot" if row.get("spot") else "")
+    hardware, attempts, hours, dollars = cells(row)
+    return f"{name[:39]:<40}{hardware[:15]:<16}{attempts:>9}{hours:>12}{dollars:>14}".rstrip()
+
+
+def cells(row: dict[str, Any]) -> tuple[str, str, str, str]:
+    """Hardware, attempts, hours and dollars of a row of the ledger, as text."""
+    hardware = row.get("hardware", "") + " spot" * bool(row.get("spot"))
     dollars = f"${row['dollars']:,.2f}" if row["dollars"] else ""
-    return (
-        f"{name[:39]:<40}{hardware[:15]:<16}{row['attempts']:>9}{row['hours']:>12,.3f}{dollars:>14}"
-    ).rstrip()
+    return hardware, str(row["attempts"]), f"{row['hours']:,.3f}", dollars

@@ -198,10 +198,7 @@ class Interrupts:
         return self._begin_to_end()
 
     def leave(self) -> None:
-        """Exit now if a signal interrupted work halfway, without tearing that work down.
-
-        A Ray that is still starting, for example, aborts the interpreter when it is torn down.
-        """
+        """Exit now if a signal interrupted work: a Ray that still starts aborts when torn down."""
         if self._ending:
             sys.stdout.flush()
             _end(self.status)

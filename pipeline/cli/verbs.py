@@ -68,15 +68,10 @@ FLAGS: dict[str, dict[str, Any]] = {
     "keep_going": _switch("after a failure, run what does not depend on it"),
     "strict": _switch("refuse outputs built by other code"),
     "wait": _flag(
-        "how long a step may wait for hardware, such as 6h",
-        type=seconds,
-        metavar="TIME",
+        "how long a step may wait for hardware, such as 6h", type=seconds, metavar="TIME"
     ),
     "jobs": _flag(
-        "steps in parallel; 0: what the resources allow",
-        metavar="N",
-        type=_count,
-        default=0,
+        "steps in parallel; 0: what the resources allow", metavar="N", type=_count, default=0
     ),
     "executor": _flag(
         "inline is this process; auto: for small graphs",

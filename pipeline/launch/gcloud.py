@@ -9,8 +9,7 @@ The head requests the chips itself, under a trap that deletes them: they do not 
 trap does, and are deleted until a listing confirms it, whatever fails. It is the last to delete
 itself. A host restarts `join` while it may be needed. Where it no longer is (the run ended, it
 cannot be set up, or no head answers for 20 minutes), its slice is useless too, so the host deletes
-the
-chips: also where the head was killed.
+the chips: also where the head was killed.
 """
 
 from __future__ import annotations
@@ -22,10 +21,8 @@ from dataclasses import dataclass
 from pipeline.errors import InputError
 from pipeline.launch.job import (
     FOLDER,
-    GOOGLE,
     LOST,
     SETUP,
-    Google,
     Job,
     Provisioning,
     accelerator_type,
@@ -33,6 +30,7 @@ from pipeline.launch.job import (
     joined,
     machine_type,
     need_one_slice,
+    need_tpu,
     runtime,
 )
 
@@ -46,6 +44,7 @@ _CAPACITY = {
 _QUEUE = "48h"  # waiting for chips costs nothing
 _HEAD_MACHINE = "e2-standard-8"
 _BOOT_DISK = "--boot-disk-size=200GB"
+_DELETE_HEAD = "gcloud compute instances delete {job.head} --zone={job.zone} --quiet"
 _NAMES = '--format="value(name.basename())"'
 # 129 and more: a signal ended it, as when the machine shuts down, to boot again.
 _LOST_OR_KILLED = f"{LOST} | 129 | 1[3-9]?"
@@ -121,7 +120,7 @@ def group(job: Job) -> Provisioning:
     """A managed instance group with a workload policy; one slice of v5p, v6e or v7x."""
     need_one_slice(job.hardware, "gcloud")
     hardware, name, zone, region = job.hardware, job.name, job.need_zone(), job.region
-    if not _names(job, "gcloud").grouped:
+    if not need_tpu(job.hardware, "gcloud").grouped:
         raise InputError(
             f"--on gcloud: Compute Engine has no groups of {hardware.generation}; use --on queued"
         )
@@ -165,7 +164,7 @@ def queued(job: Job) -> Provisioning:
     nodes = f"--node-id={name}"
     if hardware.slices > 1:
         nodes = f"--node-prefix={name} --node-count={hardware.slices}"
-    _names(job, "queued")
+    need_tpu(hardware, "queued")
     version = runtime(hardware, "queued")
     queue = "gcloud compute tpus queued-resources"
     alpha = queue.replace("gcloud", "gcloud alpha") if job.capacity == "flex-start" else queue
@@ -186,23 +185,14 @@ def queued(job: Job) -> Provisioning:
         made,
         queue=f"{queue} describe {name} --zone={zone} --format=json",
         listed=(heads, chips.listed),
-        names=(name, head_name(job)),
+        names=(name, job.head),
     )
-
-
-def _names(job: Job, tool: str) -> Google:
-    if job.hardware.kind != "tpu":
-        raise InputError(
-            f"--on {tool}: expected a TPU slice, got {job.hardware.name!r}; hosts with GPUs are "
-            "launched with --on sky or --on kuberay"
-        )
-    return GOOGLE[job.hardware.generation]
 
 
 def _provisioning(job: Job, chips: Chips, free: list[str], after: tuple[str, ...]) -> Provisioning:
     send = f"gcloud storage cp {FOLDER}/{job.packed} {job.bundle}"
     head = (
-        f"gcloud compute instances create {head_name(job)} --zone={job.zone}"
+        f"gcloud compute instances create {job.head} --zone={job.zone}"
         f" --machine-type={_HEAD_MACHINE} --image-family=ubuntu-2204-lts"
         f" --image-project=ubuntu-os-cloud {_BOOT_DISK} --scopes=cloud-platform"
         f" --metadata-from-file=startup-script={FOLDER}/{job.name}.head.sh"
@@ -211,7 +201,7 @@ def _provisioning(job: Job, chips: Chips, free: list[str], after: tuple[str, ...
         files=scripts(job, chips),
         commands=(send, *free, head),
         needs=("gcloud",),
-        undo=(delete_head(job), chips.delete),
+        undo=(_DELETE_HEAD.format(job=job), chips.delete),
         after=after,
     )
 
@@ -226,21 +216,11 @@ def scripts(job: Job, chips: Chips) -> dict[str, str]:
         "folder": job.folder,
         "disk": f"/opt/{job.name}",
         "install": shlex.quote(install),
-        "delete_head": delete_head(job),
-        "join": join(job, head_name(job), f"--queue {_QUEUE}", "--role head"),
+        "delete_head": _DELETE_HEAD.format(job=job),
+        "join": join(job, job.head, f"--queue {_QUEUE}", "--role head"),
     }
-    loop = joined(join(job, head_name(job), "--role host"), _LOST_OR_KILLED)
+    loop = joined(join(job, job.head, "--role host"), _LOST_OR_KILLED)
     return {
         f"{job.name}.head.sh": (_MACHINE + _HEAD) % values,
         f"{job.name}.host.sh": _MACHINE % values + f"enter && again install && {loop}give_back\n",
     }
-
-
-def head_name(job: Job) -> str:
-    """The name of the head's machine."""
-    return f"{job.name}-head"
-
-
-def delete_head(job: Job) -> str:
-    """The command that deletes the head's machine."""
-    return f"gcloud compute instances delete {head_name(job)} --zone={job.zone} --quiet"

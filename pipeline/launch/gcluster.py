@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import shlex
 
-from pipeline.errors import InputError
-from pipeline.launch.job import GOOGLE, Job, Provisioning, join, need_one_slice
+from pipeline.launch.job import Job, Provisioning, join, need_one_slice, need_tpu
 from pipeline.launch.kuberay import image
 
 _FIRST = "${TPU_WORKER_HOSTNAMES%%,*}"  # GKE gives each pod the names of all
@@ -20,17 +19,14 @@ _CLUSTER = '--cluster="${CLUSTER:?set it to the name of the GKE cluster}"'
 def provision(job: Job) -> Provisioning:
     """Dockerfile and commands. Raises `InputError` for GPUs, several slices, and no image."""
     hardware = job.hardware
-    if hardware.kind != "tpu":
-        raise InputError(
-            f"--on gcluster: expected a TPU slice, got {hardware.name!r}; use --on sky or kuberay"
-        )
+    names = need_tpu(hardware, "gcluster")
     need_one_slice(hardware, "gcluster")
     files, commands = image(job, "gcluster")
     place = f"{_CLUSTER} --location={job.need_zone()}"
     submit = (
         f"gcluster job submit --name={job.name} {place} --image={job.image}"
         # Google's short names count cores for some generations and chips for others.
-        f" --compute-type={GOOGLE[hardware.generation].gke} --topology={hardware.topology}"
+        f" --compute-type={names.gke} --topology={hardware.topology}"
         f" --num-slices=1 --restarts={10 if job.spot else 2} --grace-period=2m"
         f"{' --gke-nap-provisioning=spot' if job.spot else ''}"
         f" --command={shlex.quote(f'exec {join(job, _FIRST)}')}"

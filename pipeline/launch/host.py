@@ -111,20 +111,18 @@ def find(hardware: str, worker: str, name: str, slice_id: str = "") -> Host:
     if hardware and (named := pod(hardware)).kind == "tpu":
         given |= {"topology": named.topology, "type": accelerator_type(named)}
         given |= {"slices": str(named.slices)} if named.slices > 1 else {}
-    environment = {fact: os.environ.get(name, "") for fact, name in VARIABLES.items()}
-    metadata = slice_metadata()
+    sources = {
+        "the command line": given,
+        "the environment": {fact: os.environ.get(name, "") for fact, name in VARIABLES.items()},
+        "the machine's metadata": slice_metadata(),
+    }
     facts: dict[str, str] = {}
     for fact in VARIABLES:
-        found = {
-            "the command line": given.get(fact),
-            "the environment": environment[fact],
-            "the machine's metadata": metadata.get(fact),
-        }
-        found = {source: value for source, value in found.items() if value}
+        found = {source: known[fact] for source, known in sources.items() if known.get(fact)}
         if len(set(found.values())) > 1 and fact != "name":
             each = ", ".join(f"{value} by {source}" for source, value in found.items())
             raise InputError(f"join: the slice's {fact} differs: {each}; correct the wrong one")
-        facts[fact] = next(iter(found.values()), "") or ""
+        facts[fact] = next(iter(found.values()), "")
     if not hardware:
         if not facts["type"]:
             raise InputError(
@@ -203,10 +201,7 @@ def check_chips(host: Host, devices: str = "/dev", seconds: float = 60.0) -> Non
 
 
 def software() -> tuple[dict[str, str], float]:
-    """(this host's digest of the code and its package versions by name, its clock).
-
-    Ray itself refuses a host with another Ray or Python.
-    """
+    """(digest of the code and versions of packages by name, clock); Ray compares its own."""
     from pipeline.doctor import requirements
     from pipeline.execute.ray.runtime_env import ROOT, code_digest
 
@@ -218,10 +213,7 @@ def software() -> tuple[dict[str, str], float]:
 
 
 def differences(mine: Mapping[str, str], heads: Mapping[str, str], ahead: float) -> list[str]:
-    """Lines on the differences of `software()` that keep a host from joining the head.
-
-    Its clock is `ahead` of the head's by so many seconds.
-    """
+    """What of `software()` keeps a host, whose clock is seconds `ahead`, from joining the head."""
     found = [
         f"{name} {mine.get(name, 'missing')}, the head has {version}"
         for name, version in heads.items()

@@ -32,7 +32,7 @@ command -v python3.11 || {
   $apt update && $apt install python3.11 python3.11-venv make
 } && make setup PYTHON=python3.11
 """
-LOST = "75"  # the status of `join` on a host that lost its Ray or the head
+LOST = 75  # the status of `join` on a host that lost its Ray or the head
 _IMAGE = re.compile(r"[a-z0-9][\w./:@-]*[\w]")
 
 
@@ -71,6 +71,10 @@ class Job:
     def bundle(self) -> str:
         """The code's URL. It names the code: a host of this launch never gets that of another."""
         return f"{self.folder}/code-{self.code}.tar.gz"
+
+    @property
+    def head(self) -> str:  # the machine outside the slice, of the gcloud back ends
+        return f"{self.name}-head"
 
     @property
     def packed(self) -> str:  # the code's file in `FOLDER`
@@ -186,6 +190,16 @@ def runtime(hardware: Hardware, tool: str) -> str:
         kind = hardware.generation
         raise InputError(f"--on {tool}: the Cloud TPU API has no {kind}; use --on gcloud, kuberay")
     return found
+
+
+def need_tpu(hardware: Hardware, tool: str) -> Google:
+    """Google's names of a slice; `InputError` for GPUs."""
+    if hardware.kind != "tpu":
+        raise InputError(
+            f"--on {tool}: expected a TPU slice, got {hardware.name!r}; hosts with GPUs are "
+            "launched with --on sky or --on kuberay"
+        )
+    return GOOGLE[hardware.generation]
 
 
 def need_one_slice(hardware: Hardware, tool: str) -> None:

@@ -27,10 +27,10 @@ from pipeline import holders
 from pipeline.errors import InputError, WorkerLost
 from pipeline.graph.hardware import Hardware
 from pipeline.launch.host import Host
+from pipeline.launch.job import LOST
 from pipeline.launch.nodes import Hosts, RayNode, connected
 from pipeline.store import storage
 
-LOST = 75  # exit status of a host that lost its Ray or the head; its supervisor restarts it
 SECRET = "RAY_AUTH_TOKEN"  # the variable from which Ray reads the secret
 _POLL_SECONDS = 1.0
 _RAY_SECONDS = 120.0
@@ -212,9 +212,8 @@ def run_local(hardware: Hardware, name: str, command: Sequence[str]) -> int:
     try:
         head = subprocess.Popen([*join, "--role", "head", "--", *command], env=environment)
         while head.poll() is None:
-            with contextlib.suppress(
-                KeyboardInterrupt
-            ):  # the head got SIGINT too: wait for its run
+            # The head got SIGINT too: wait for its run.
+            with contextlib.suppress(KeyboardInterrupt):
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     head.wait(_POLL_SECONDS)
                 for index, host in enumerate(hosts):

@@ -65,5 +65,5 @@ def task(job: Job) -> dict[str, Any]:
         "resources": resources,
         "file_mounts": {f"~/{job.packed}": f"{FOLDER}/{job.packed}"},
         "setup": f"{enter} && tar -xzf ~/{job.packed} || exit\n{SETUP}",
-        "run": f"{enter} || exit\n{joined(join(job, _HEAD, *worker), LOST)}exit $code\n",
+        "run": f"{enter} || exit\n{joined(join(job, _HEAD, *worker), str(LOST))}exit $code\n",
     }

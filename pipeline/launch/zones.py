@@ -103,7 +103,11 @@ def _wait(zone: str, made: Provisioning, patience: float, tell: Callable[[str], 
 
 def leave(zone: str, made: Provisioning, tell: Callable[[str], None]) -> None:
     """Delete what a zone has until listings have nothing of it; a second Ctrl-C ends that too."""
-    say = contextlib.suppress(OSError)  # a closed terminal must not end the deletion
+
+    def say(text: str) -> None:
+        with contextlib.suppress(OSError):  # a closed terminal must not end the deletion
+            tell(f"{zone}: {text}")
+
     interrupted = False
     while True:
         try:
@@ -113,18 +117,14 @@ def leave(zone: str, made: Provisioning, tell: Callable[[str], None]) -> None:
             time.sleep(_LATE_SECONDS)
             if (left := _left(made)) == []:
                 break
-            with say:
-                tell(f"{zone}: {', '.join(left or ['a listing failed'])}; deleting again")
+            say(f"{', '.join(left or ['a listing failed'])}; deleting again")
         except KeyboardInterrupt:
             if interrupted:
-                with say:
-                    tell(f"{zone}: may still have machines; this ends them: {'; '.join(made.undo)}")
+                say(f"may still have machines; this ends them: {'; '.join(made.undo)}")
                 raise
             interrupted = True
-            with say:
-                tell(f"{zone}: what it has is deleted first")
-    with say:
-        tell(f"{zone}: left; nothing of it is listed")
+            say("what it has is deleted first")
+    say("left; nothing of it is listed")
     if interrupted:
         raise KeyboardInterrupt
 

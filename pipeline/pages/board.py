@@ -17,8 +17,8 @@ from pipeline.execute.run_record import RunRecord, StepRecord
 from pipeline.pages import page
 from pipeline.pages.record import Follower
 from pipeline.store import run_summary, storage
-from pipeline.store.manifest import Manifest, load
-from pipeline.store.parallel import concurrently
+from pipeline.store.manifest import Manifest
+from pipeline.store.parallel import by_item
 
 T = TypeVar("T")
 RUNS_PER_PAGE = 100
@@ -60,7 +60,8 @@ class Board:
         self._fresh = _FRESH_SECONDS if storage.is_local(prefix) else _FRESH_BUCKET_SECONDS
         self._listed, self._listing = float("-inf"), 0
         self._written: dict[str, float] = {}
-        self._seen: Recent[_Seen] = Recent(MOST_RUNS)
+        # A run's reader and record, and the time of its summary and the listing when it was read.
+        self._seen: Recent[tuple[Follower, RunRecord, float, int]] = Recent(MOST_RUNS)
         self._manifests: Recent[Manifest | CorruptOutput | None] = Recent(_MOST_MANIFESTS)
 
     def ids(self) -> list[str]:
@@ -75,14 +76,19 @@ class Board:
     def records(self, runs: list[str]) -> list[RunRecord]:
         """The records of runs of `ids`, as they are now."""
 
-        def look(run: str) -> tuple[_Seen, RunRecord]:
-            seen = self._seen.get(run) or _Seen(Follower(self.prefix, run))
-            return seen, seen.look(self._written[run], self._listing)
+        def look(run: str) -> tuple[Follower, RunRecord, float, int]:
+            written = self._written[run]
+            if run in self._seen:
+                follower, record, at, listing = self._seen[run]
+                if listing == self._listing or (not record.alive and written == at):
+                    return follower, record, written, self._listing
+            else:
+                follower = Follower(self.prefix, run)
+            record = follower.look(max(0.0, time.time() - written) if written else None)
+            return follower, record, written, self._listing
 
-        found = dict(zip(runs, concurrently(look, runs, self.prefix), strict=True))
-        for run, (seen, _) in found.items():
-            self._seen.keep(run, seen)
-        return [record for _, record in found.values()]
+        found = by_item(look, runs, self.prefix)
+        return [self._seen.keep(run, seen)[1] for run, seen in found.items()]
 
     def index(self, number: int = 1) -> str:
         """The table of runs, `RUNS_PER_PAGE` on one page; the first has the newest."""
@@ -101,19 +107,11 @@ class Board:
             return None
         (record,), at = self.records([run]), ids.index(run)
         record.store = record.store or self.prefix
-        manifests, curves = {}, set()
-        for step, found in self._outputs(record):
-            if isinstance(found, CorruptOutput) and str(found) not in step.warnings:
-                step.warnings.append(str(found))
-            if isinstance(found, Manifest) and found.key == step.key:
-                manifests[step.key] = found
-            if self._curves(step, manifests.get(step.key)):
-                curves.add(step.key)
-        # The page before and the one after: only their names are used.
-        later, earlier = ids[max(at - 1, 0) : at], ids[at + 1 : at + 2]
-        beside = [RunRecord(name, started=record.started + 1) for name in later]
-        beside += [RunRecord(name, started=record.started - 1) for name in earlier]
-        return page.render(record, manifests, beside, curves)
+        manifests = page.own_manifests(self._outputs(record))
+        steps = record.steps.values()
+        curves = {step.key for step in steps if self._curves(step, manifests.get(step.key))}
+        earlier, later = "".join(ids[at + 1 : at + 2]), "".join(ids[max(at - 1, 0) : at])
+        return page.render(record, manifests, earlier, later, curves)
 
     def _outputs(
         self, record: RunRecord
@@ -125,32 +123,7 @@ class Board:
             for step in record.steps.values()
             if step.directory
         }
-        new = [state for state in states if state not in self._manifests]
-        read = concurrently(lambda state: _loaded(self.prefix, states[state]), new, self.prefix)
-        found = {state: self._manifests.get(state) for state in states}
-        found |= dict(zip(new, read, strict=True))
-        return [(states[state], self._manifests.keep(state, each)) for state, each in found.items()]
-
-
-def _loaded(prefix: str, step: StepRecord) -> Manifest | CorruptOutput | None:
-    try:
-        return load(storage.join(prefix, step.directory))
-    except CorruptOutput as error:
-        return error
-
-
-class _Seen:
-    """A run that was read, and the time of its summary and the listing when it was."""
-
-    def __init__(self, follower: Follower) -> None:
-        self._follower, self._at = follower, (-1.0, -1)
-        self._record: RunRecord | None = None
-
-    def look(self, written: float, listing: int) -> RunRecord:
-        record = self._record
-        over = record is not None and not record.alive and written == self._at[0]
-        if record is None or (not over and listing != self._at[1]):
-            age = max(0.0, time.time() - written) if written else None
-            self._record = record = self._follower.look(age)
-        self._at = written, listing
-        return record
+        known = {state: self._manifests[state] for state in states if state in self._manifests}
+        new = [state for state in states if state not in known]
+        known |= by_item(lambda state: page.output(self.prefix, states[state]), new, self.prefix)
+        return [(step, self._manifests.keep(state, known[state])) for state, step in states.items()]

@@ -57,10 +57,10 @@ def write(prefix: str, run_id: str) -> str:
 
     The page of the previous run is written again, because it can now link to this one.
     """
-    record = run_record.read(prefix, run_id)
     others = run_record.runs(prefix)
     for other in others:
         other.page = other.page or other.run == run_id
+    record = run_record.read(prefix, run_id)
     url = _write(prefix, record, others)
     earlier = [other for other in others if other.page and other.started < record.started]
     if earlier:
@@ -71,20 +71,35 @@ def write(prefix: str, run_id: str) -> str:
 
 def _write(prefix: str, record: RunRecord, others: Sequence[RunRecord]) -> str:
     record.store = record.store or prefix
-    manifests: dict[str, Manifest] = {}
+    steps = [step for step in record.steps.values() if step.directory]
+    found = concurrently(functools.partial(output, prefix), steps, prefix)
+    manifests = own_manifests(zip(steps, found, strict=True))
+    beside = [other for other in others if other.page and other.run != record.run]
+    earlier = next((o.run for o in beside if o.started <= record.started), "")
+    later = next((o.run for o in reversed(beside) if o.started > record.started), "")
+    return _put(prefix, record.run, render(record, manifests, earlier, later))
 
-    def known(step: StepRecord) -> None:
-        try:
-            found = load(storage.join(prefix, step.directory))
-        except CorruptOutput as error:
-            step.warnings.append(str(error))
-            return
+
+def output(prefix: str, step: StepRecord) -> Manifest | CorruptOutput | None:
+    """The manifest in a step's directory; None without one."""
+    try:
+        return load(storage.join(prefix, step.directory))
+    except CorruptOutput as error:
+        return error
+
+
+def own_manifests(
+    found: Iterable[tuple[StepRecord, Manifest | CorruptOutput | None]],
+) -> dict[str, Manifest]:
+    """The steps' manifests by key; a corrupt output is a warning of its step."""
+    manifests = {}
+    for step, manifest in found:
+        if isinstance(manifest, CorruptOutput) and str(manifest) not in step.warnings:
+            step.warnings.append(str(manifest))
         # A path has an abbreviated key, so it may belong to another output.
-        if found is not None and found.key == step.key:
-            manifests[step.key] = found
-
-    concurrently(known, [step for step in record.steps.values() if step.directory], prefix)
-    return _put(prefix, record.run, render(record, manifests, others))
+        if isinstance(manifest, Manifest) and manifest.key == step.key:
+            manifests[step.key] = manifest
+    return manifests
 
 
 def _put(prefix: str, name: str, page: str) -> str:
@@ -96,11 +111,14 @@ def _put(prefix: str, name: str, page: str) -> str:
 def render(
     record: RunRecord,
     manifests: Mapping[str, Manifest],
-    others: Iterable[RunRecord],
+    earlier: str = "",
+    later: str = "",
     curves: Container[str] = (),
 ) -> str:
-    """The page of a run, or of a plan; the directories of the steps `curves` (keys) are pages."""
-    others = [other for other in others if other.page and other.run != record.run]
+    """The page of a run, with links to the runs before and after, or of a plan.
+
+    The directories of the steps `curves` (keys) are pages.
+    """
     steps = list(record.steps.values())
     users: dict[str, list[StepRecord]] = {}
     for step in steps:
@@ -108,30 +126,30 @@ def render(
             users.setdefault(key, []).append(step)
     done = {s.key: manifests[s.key] for s in record.among(*DONE) if s.key in manifests}
     commits = [(m.provenance.get("git") or {}).get("commit") for m in done.values()]
-    return (
-        environment()
-        .get_template("run.html")
-        .render(
-            record=record,
-            command=readable.command_line(record.command),
-            commit=record.commit or next(filter(None, commits), ""),
-            earlier=[o for o in others if o.started <= record.started][:1],
-            later=[o for o in others if o.started > record.started][-1:],
-            states=STATES,
-            counts={state: len(record.among(state)) for state in STATES},
-            drawing=draw([_box(step, done.get(step.key)) for step in steps]),
-            timeline=_timeline(record),
-            manifests=manifests,
-            done=done,
-            users=users,
-            explained={step.key: explanation(step, manifests.get(step.key)) for step in steps},
-            beyond=_beyond(record),
-            config={step.key: _config(step, manifests.get(step.key)) for step in steps},
-            results={step.key: _results(step, done.get(step.key)) for step in steps},
-            pages={key: _html_files(manifest) for key, manifest in done.items()},
-            relative=functools.partial(_relative, record),
-            curves=curves,
-        )
+    template = environment().get_template("run.html")
+    return template.render(
+        record=record,
+        command=readable.command_line(record.command),
+        commit=record.commit or next(filter(None, commits), ""),
+        earlier=earlier,
+        later=later,
+        states=STATES,
+        counts={state: len(record.among(state)) for state in STATES},
+        drawing=draw([_box(step, done.get(step.key)) for step in steps]),
+        timeline=_timeline(record),
+        manifests=manifests,
+        done=done,
+        users=users,
+        explained={step.key: _explanation(step, manifests.get(step.key)) for step in steps},
+        beyond=_beyond(record),
+        config={
+            step.key: plain(getattr(manifests.get(step.key), "config", step.config))
+            for step in steps
+        },
+        results={step.key: _results(step, done.get(step.key)) for step in steps},
+        pages={key: _html_files(manifest) for key, manifest in done.items()},
+        relative=functools.partial(_relative, record),
+        curves=curves,
     )
 
 
@@ -161,7 +179,7 @@ def _box(step: StepRecord, manifest: Manifest | None) -> Box:
     return Box(step.key, step.label, " · ".join(parts), step.state, list(step.inputs.values()))
 
 
-def explanation(step: StepRecord, manifest: Manifest | None) -> str:
+def _explanation(step: StepRecord, manifest: Manifest | None) -> str:
     """Why the step is in its state, in one sentence; may be empty."""
     built = f"built on {readable.moment(manifest.started)}" if manifest is not None else ""
     if step.cause and step.state != "executed":
@@ -177,11 +195,6 @@ def explanation(step: StepRecord, manifest: Manifest | None) -> str:
     if step.state == "executed" and step.reason == NOT_BUILT:
         return "had not been built before"
     return step.reason or (step.progress if step.state != "executed" else "")
-
-
-def _config(step: StepRecord, manifest: Manifest | None) -> dict[str, Any]:
-    config = manifest.config if manifest is not None else step.config
-    return plain(config)
 
 
 def _results(step: StepRecord, manifest: Manifest | None) -> dict[str, dict[str, Any]]:

@@ -69,7 +69,8 @@ class Server(ThreadingHTTPServer):
     ) -> None:
         if ":" in address[0]:
             self.address_family = socket.AF_INET6
-        self.pages, self.token, self.live = pages, token, _script("live.js")
+        self.pages, self.token = pages, token
+        self.live = environment().get_template("live.js").render()
         digests = (hashlib.sha256(text.encode()).digest() for text in (self.live, *scripts))
         sources = " ".join(f"'sha256-{base64.b64encode(each).decode()}'" for each in digests)
         self.policy = f"{_NOTHING}; script-src {sources}; connect-src 'self'; base-uri 'none'; "
@@ -98,10 +99,6 @@ def is_loopback(host: str) -> bool:
     with contextlib.suppress(ValueError):
         return ipaddress.ip_address(host).is_loopback
     return host == "localhost"
-
-
-def _script(name: str) -> str:
-    return environment().get_template(name).render()
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -144,7 +141,9 @@ class _Handler(BaseHTTPRequestHandler):
             name = "localhost"
         if name not in self._own.names:
             return HTTPStatus.MISDIRECTED_REQUEST, "this server does not have the name asked for\n"
-        given = [*query.get("token", ()), self._cookies().get(self._cookie, "")]
+        given = query.get("token", [])
+        with contextlib.suppress(CookieError, KeyError):
+            given = [*given, SimpleCookie(self.headers.get("Cookie", ""))[self._cookie].value]
         wanted = self._own.token.encode()
         if wanted and not any(hmac.compare_digest(each.encode(), wanted) for each in given):
             text = "open the link that `ponente dashboard` printed: it has the token\n"
@@ -154,12 +153,6 @@ class _Handler(BaseHTTPRequestHandler):
     @property
     def _cookie(self) -> str:  # cookies are the same for all ports of a host
         return f"ponente-{self._own.server_address[1]}"
-
-    def _cookies(self) -> dict[str, str]:
-        with contextlib.suppress(CookieError):
-            found = SimpleCookie(self.headers.get("Cookie", ""))
-            return {name: each.value for name, each in found.items()}
-        return {}
 
     def _answer(self, path: str, query: Query) -> Answer:
         try:

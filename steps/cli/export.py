@@ -14,6 +14,7 @@ from typing import Any
 
 from pipeline import InputError
 from pipeline.cli.context import say
+from pipeline.cli.options import library_parser
 from pipeline.store import storage
 from steps.checkpoints.find import find, open_tokenizer
 from steps.exchange.choices import DTYPES, GGUF_DTYPES
@@ -59,11 +60,7 @@ def run(arguments: list[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="ponente export",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = library_parser("export", __doc__)
     types = "; ".join(f"{kind}: {', '.join(known)}" for kind, known in _DTYPES.items())
     add = parser.add_argument
     add("directory", help="of a train step, a checkpoint in it, or a Hugging Face folder")
@@ -77,8 +74,7 @@ def _parser() -> argparse.ArgumentParser:
 def to_hf(directory: str, out: str, dtype: str, *, auto_tokenizer: bool = True) -> dict[str, Any]:
     """Write the Hugging Face folder of a train step or checkpoint; returns as `write_hf_folder`.
 
-    It exports the moving average (EMA) of the parameters if the run kept one. A model that was
-    trained on rows of integers is exported without a tokenizer.
+    Of the EMA, if the run kept one; without a tokenizer of a model of rows of integers.
     """
     from steps.exchange.hf.hf_folder import Export, write_hf_folder
 

@@ -20,12 +20,13 @@ from typing import TYPE_CHECKING
 
 from pipeline import InputError
 from pipeline.cli.context import say
+from pipeline.cli.options import library_parser
 from steps.checkpoints.find import Trained, find, open_model, open_tokenizer, too_long
-from steps.cli.chat import Talk, open_chat
 
 if TYPE_CHECKING:
+    from data.chat.encoder import ChatEncoder
+    from data.chat.messages import Message
     from data.tokenizer.text_tokenizer import TextTokenizer
-    from models.generate.sampling_config import Sampling
     from models.transformer import Transformer
 
 _TOKENS = 128
@@ -39,23 +40,17 @@ def run(arguments: list[str]) -> int:
     state = "finished" if trained.finished else "not finished"
     say(f"checkpoint of step {trained.step:,}, training {state}: {trained.path}", error=True)
     tokenizer = open_tokenizer(trained, options.tokenizer)
-    if options.chat:
-        encoder = open_chat(trained, tokenizer, options.template)
-        how = (_sampling(options), options.new_tokens, options.system)
-        Talk(trained, tokenizer, encoder, *how).run(options.prompt or _lines())
-        return 0
     writer = Writer(trained, tokenizer, options)
+    if options.chat:
+        writer.chat(_chat_encoder(trained, tokenizer, options.template))
+        return 0
     for prompts in [options.prompt] if options.prompt else ([line] for line in _lines()):
         writer.write(prompts)
     return 0
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="ponente generate",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = library_parser("generate", __doc__)
     add = parser.add_argument
     add("checkpoint", help="directory of a train step, or of a checkpoint in it: a path or gs://")
     add("--prompt", action="append", metavar="TEXT", help="may be given several times")
@@ -102,22 +97,8 @@ def _check(options: argparse.Namespace) -> None:
             raise InputError(f"{flag}: expected --chat beside it, found none; add --chat")
 
 
-def _sampling(options: argparse.Namespace) -> Sampling:
-    from models.generate.sampling_config import Sampling
-
-    return Sampling(
-        temperature=options.temperature,
-        top_k=options.top_k or None,
-        top_p=options.top_p,
-        seed=options.seed,
-    )
-
-
 def _lines() -> Iterator[str]:
-    """Lines of the standard input, each as soon as it is complete.
-
-    Line ends may be those of Windows, and a byte order mark may begin the input.
-    """
+    """Lines of the standard input, each as soon as it is complete; of Windows too."""
     mark = "\ufeff"
     try:
         while line := sys.stdin.readline():
@@ -131,8 +112,24 @@ def _lines() -> Iterator[str]:
         ) from error
 
 
+def _chat_encoder(trained: Trained, tokenizer: TextTokenizer, template: str | None) -> ChatEncoder:
+    """The encoder of a model's chat template, or of `template`, a name or a file."""
+    from data.chat.encoder import ChatEncoder
+    from steps.tokens.chat_templates import chat_of, place_template, read_template
+
+    if template is not None:
+        return ChatEncoder(tokenizer, read_template(place_template(template)))
+    chat = chat_of(trained.text_source)
+    if chat is None:
+        raise InputError(
+            f"{trained.path}: it was not trained on conversations, so its chat template is not "
+            "known; pass --template NAME or FILE, or leave out --chat to continue texts"
+        )
+    return ChatEncoder(tokenizer, chat.template)
+
+
 class Writer:
-    """Prints the completions of a checkpoint, which it loads at the first prompt."""
+    """Prints what a checkpoint writes, as it writes it."""
 
     def __init__(
         self, trained: Trained, tokenizer: TextTokenizer, options: argparse.Namespace
@@ -146,35 +143,79 @@ class Writer:
 
     def write(self, prompts: list[str]) -> None:
         """Print each prompt and its completion, in order, separated by blank lines."""
-        from data.tokenizer.text_tokenizer import TextStream
-        from models.generate.generate import check, stream
-
-        options, length = self._options, self._trained.sequence_length
         encoded = [self._tokenizer.prompt_ids(prompt) for prompt in prompts]
-        longest = max(map(len, encoded))
-        new_tokens = options.new_tokens or min(_TOKENS, max(length - longest, 1))
-        # Refuse an invalid prompt before the slow load of the model.
-        check(self._trained.model, encoded, new_tokens)
-        if warning := too_long(longest + new_tokens, length):
-            say(f"warning: {warning}", error=True)
-        texts = [TextStream(self._tokenizer, ids) for ids in encoded]
-        eos = self._tokenizer.eos_id
+        left = self._trained.sequence_length - max(map(len, encoded))
+        new_tokens = self._options.new_tokens or min(_TOKENS, max(left, 1))
         # The part of every text that is not printed yet, and the row that is being printed.
-        waiting, ended, counts, at = list(prompts), [False] * len(prompts), [0] * len(prompts), 0
-        for parts in stream(
-            self._model, encoded, new_tokens=new_tokens, sampling=_sampling(options), eos_id=eos
-        ):
-            for row, ids in enumerate(parts):
-                counts[row] += len(ids)
-                waiting[row] += texts[row].push([i for i in ids if i != eos])
-                if ids and (eos in ids or counts[row] == new_tokens):
-                    waiting[row] += texts[row].finish()
-                    ended[row] = True
+        waiting, at = list(prompts), 0
+        for parts in self._stream(encoded, new_tokens, self._tokenizer.eos_id):
+            waiting = [before + text for before, (text, _) in zip(waiting, parts, strict=True)]
             while at < len(prompts):
                 sys.stdout.write(waiting[at])
                 waiting[at] = ""
-                if not ended[at]:
+                if not parts[at][1]:
                     break
                 at += 1
                 sys.stdout.write("\n\n" if at < len(prompts) else "\n")
             sys.stdout.flush()
+
+    def chat(self, encoder: ChatEncoder) -> None:
+        """Print a reply to each prompt, or line, that is not blank, in one conversation."""
+        from data.chat.messages import Message
+
+        system = self._options.system
+        messages = [] if system is None else [Message("system", system)]
+        for line in self._options.prompt or _lines():
+            if line.strip():
+                messages.append(Message("user", line))
+                messages.append(Message("assistant", self._reply(encoder, messages)))
+
+    def _reply(self, encoder: ChatEncoder, messages: list[Message]) -> str:
+        try:
+            ids = encoder.prompt_ids(messages)
+        except ValueError as error:
+            raise InputError(f"message: {error}; write it without that") from error
+        new_tokens = self._options.new_tokens or max(self._trained.sequence_length - len(ids), 1)
+        reply = ""
+        for ((text, _),) in self._stream([ids], new_tokens, encoder.end_id):
+            reply += text
+            sys.stdout.write(text)
+            sys.stdout.flush()
+        say()
+        return reply
+
+    def _stream(
+        self, prompts: list[list[int]], new_tokens: int, end: int
+    ) -> Iterator[list[tuple[str, bool]]]:
+        """(the new text of a row, whether it has ended) of every row, again and again."""
+        from data.tokenizer.text_tokenizer import TextStream
+        from models.generate.generate import check, stream
+        from models.generate.sampling_config import Sampling
+
+        options, length = self._options, self._trained.sequence_length
+        # Refuse an invalid prompt before the slow load of the model.
+        check(self._trained.model, prompts, new_tokens)
+        if warning := too_long(max(map(len, prompts)) + new_tokens, length):
+            say(f"warning: {warning}", error=True)
+        sampling = Sampling(
+            temperature=options.temperature,
+            top_k=options.top_k or None,
+            top_p=options.top_p,
+            seed=options.seed,
+        )
+        texts = [TextStream(self._tokenizer, ids) for ids in prompts]
+        left, ends = [new_tokens] * len(prompts), {end, self._tokenizer.eos_id}
+        for parts in stream(
+            self._model, prompts, new_tokens=new_tokens, sampling=sampling, eos_id=end
+        ):
+            more = [""] * len(prompts)
+            for row, ids in enumerate(parts):
+                if not left[row]:
+                    continue
+                stop = next((at for at, index in enumerate(ids) if index in ends), None)
+                left[row] = left[row] - len(ids) if stop is None else 0
+                more[row] = texts[row].push(ids[:stop])
+                more[row] += "" if left[row] else texts[row].finish()
+            yield [(text, not rest) for text, rest in zip(more, left, strict=True)]
+            if not any(left):
+                return

@@ -25,7 +25,7 @@ from pipeline.store import storage
 from steps.rewind.run import open_run
 
 if TYPE_CHECKING:
-    from steps.rewind.batch import Batch, BatchRow
+    from steps.rewind.batch import Batch
     from steps.rewind.run import Run
     from steps.rewind.source import Origin
     from steps.rewind.spikes import Spike
@@ -173,7 +173,8 @@ def lines(batch: Batch, trained: float | None) -> Iterator[str]:
     yield heading(batch, trained)
     for row in batch.rows:
         highest = " (highest)" if row.row == batch.worst else ""
-        yield f"row {row.row:,}{_loss(row)}{highest}  {row.part}, epoch {row.epoch:,}"[:COLUMNS]
+        loss = "" if row.loss is None else f"  loss {row.loss:.4f} of {row.counted:,} tokens"
+        yield f"row {row.row:,}{loss}{highest}  {row.part}, epoch {row.epoch:,}"[:COLUMNS]
         for each in row.documents:
             yield f"  {where(each.origin, COLUMNS - 2)}"
             yield f"    {each.first}-{each.first + each.tokens - 1}: {each.text}"[:COLUMNS]
@@ -188,16 +189,8 @@ def where(origin: Origin, most: int = COLUMNS) -> str:
     return text if len(text) <= most else f"…{text[1 - most :]}"
 
 
-def _loss(row: BatchRow) -> str:
-    return "" if row.loss is None else f"  loss {row.loss:.4f} of {row.counted:,} tokens"
-
-
 def write_page(
-    opened: Run,
-    batches: Sequence[Batch],
-    rows: dict[int, Any],
-    found: Sequence[Spike],
-    file: str,
+    opened: Run, batches: Sequence[Batch], rows: dict[int, Any], found: Sequence[Spike], file: str
 ) -> str:
     """Write the page to a file, "" for the reports of the run's store; returns its URL."""
     from steps.pages import page
@@ -205,7 +198,8 @@ def write_page(
 
     store, _, name = opened.path.rpartition("/")
     steps = "-".join(dict.fromkeys(f"{batch.step}" for batch in ((*batches[:1], *batches[-1:]))))
-    url = storage.normalise(file) if file else storage.join(store, "reports", page_of(name, steps))
+    reports = storage.join(store, "reports", f"rewind-{name}-{steps}.html")
+    url = storage.normalise(file) if file else reports
     text = page.render(
         "rewind",
         run=name,
@@ -217,11 +211,6 @@ def write_page(
     )
     storage.write_atomic(url, text.encode())
     return url
-
-
-def page_of(run: str, steps: str) -> str:
-    """Name, in the reports of a store, of the page of a run's steps."""
-    return f"rewind-{run}-{steps}.html"
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -86,22 +86,15 @@ def board(
 
 @dataclass(frozen=True)
 class Row:
-    """One entry.
-
-    Attributes:
-        losses: setting -> mean loss over seeds.
-        differences: setting -> difference to the first entry.
-        difference: the mean of these over settings.
-        mean: `difference.value`, the key of the ranking.
-    """
+    """One entry."""
 
     entry: str
-    losses: Mapping[str, float]
-    differences: Mapping[str, Difference]
-    difference: Difference
+    losses: Mapping[str, float]  # setting -> mean over seeds
+    differences: Mapping[str, Difference]  # setting -> difference to the first entry
+    difference: Difference  # the mean of these over settings
 
     @property
-    def mean(self) -> float:
+    def mean(self) -> float:  # the key of the ranking
         return self.difference.value
 
 

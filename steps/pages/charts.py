@@ -20,23 +20,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Panel:
-    """One chart of the history.
-
-    Attributes:
-        columns: labels of the columns; comparisons of runs draw the first column only.
-        faint: columns drawn behind the others.
-        reach: see `chart`.
-    """
+    """One chart of the history."""
 
     caption: str
     y_label: str
-    columns: Mapping[str, str]
+    columns: Mapping[str, str]  # and their labels; comparisons of runs draw the first one only
     scale: float = 1.0
     exact: bool = True
-    faint: tuple[str, ...] = ()
+    faint: tuple[str, ...] = ()  # columns drawn behind the others
     logarithmic: bool = False
     from_zero: bool = True
-    reach: float = 0.0
+    reach: float = 0.0  # see `chart`
 
     def of_run(self, run: TrainingRun) -> Markup:
         """The chart of one run's columns; empty if it has none of them."""
@@ -128,10 +122,7 @@ def column(rows: Sequence[Mapping[str, Any]], name: str, scale: float = 1.0) -> 
 def loss_chart(
     run: TrainingRun, restarts: Sequence[float] = (), clicked: tuple[str, str] = ("", "")
 ) -> Markup:
-    """Loss on training data and on every held-out split by step, with the unigram entropy.
-
-    `clicked` is as in `chart`.
-    """
+    """Loss in training and on held-out splits, the unigram entropy; `clicked` as in `chart`."""
     steps = column(run.history, "step")
     curves = [Curve("training", steps, column(run.history, "loss"), BLUE)] if steps else []
     for name, colour in zip(run.splits, itertools.cycle(COLOURS[1:])):
@@ -169,6 +160,16 @@ def overlaid(runs: Sequence[TrainingRun]) -> list[tuple[str, Markup]]:
     return captioned + [(panel.caption, panel.of_runs(runs)) for panel in (_LOSS, *PANELS)]
 
 
+def training_charts(
+    run: TrainingRun, account: Account | None, clicked: tuple[str, str] = ("", "")
+) -> list[tuple[str, Markup]]:
+    """(caption, chart) of every metric that has a value per step."""
+    began = [span.attempt.first_step for span in account.spans[1:]] if account else []
+    restarts = [step for step in began if step is not None]
+    panels = [(panel.caption, panel.of_run(run)) for panel in PANELS]
+    return [("Loss", loss_chart(run, restarts, clicked)), *panels]
+
+
 PARTS = {
     "init": ("init", "var(--violet)"),
     "compile": ("compile", "var(--olive)"),
@@ -185,31 +186,33 @@ PARTS = {
 """Name and colour of every part of an account of the wall time."""
 
 
-def waterfall_chart(account: Account) -> Markup:
-    """The total wall time, and below it a bar for every part, each begun where the last ended."""
-    total, left, rows = account.total or 1.0, 0.0, []
+def time_charts(account: Account | None) -> list[tuple[str, Markup]]:
+    """(caption, chart) of the parts of a run's wall time, below each other; none without times."""
+    if account is None or not account.total:
+        return []
+    left, rows = 0.0, [("total", [(GREY, 0.0, 100.0, "")], duration(account.total))]
     for part, (name, colour) in PARTS.items():
-        width = 100 * account.parts[part] / total
+        width = 100 * account.parts[part] / account.total
         if width > 0.05 or part == "step":
             rows.append((name, [(colour, left, width, "")], _share(account, part)))
         left += width
-    whole = ("total", [(GREY, 0.0, 100.0, "")], duration(account.total))
-    return bar_rows([whole, *rows])
+    caption = f"Goodput {account.goodput:.1%}: the share of the wall time that went to steps"
+    return [(caption, bar_rows(rows))]
 
 
 def bars_chart(runs: Sequence[tuple[str, Account]]) -> Markup:
     """A stacked bar per run, with the parts of its wall time in per cent."""
-    shown = [n for n in PARTS if any(a.parts[n] > 0.001 * a.total for _, a in runs)]
+    shown = [n for n in PARTS if any(a.parts[n] > 0.001 * a.total for _, a in runs)][::-1]
     rows = []
     for name, account in runs:
         left, bars = 0.0, []
-        for part in reversed(shown):
+        for part in shown:
             width = 100 * account.parts[part] / (account.total or 1.0)
             title = f"{PARTS[part][0]}: {_share(account, part)}"
             bars.append((PARTS[part][1], left, width, title))
             left += width
         rows.append((name, bars, duration(account.total)))
-    listed = legend(PARTS[part] for part in reversed(shown))
+    listed = legend(PARTS[part] for part in shown)
     return Markup('<p class="legend"><span class="soft">% of the wall time</span>{}</p>{}').format(
         listed, bar_rows(rows)
     )

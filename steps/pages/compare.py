@@ -19,11 +19,13 @@ from pipeline.cli.context import say
 from pipeline.pages.readable import duration, flat
 from pipeline.plan.lineage import lineage
 from pipeline.store import storage
+from pipeline.store.manifest import load
 from steps.artifacts import Checkpoint, Report
+from steps.pages.charts import bars_chart, overlaid, training_charts
+from steps.pages.run_record import TrainingRun, of_checkpoint, of_directory, split_of
 from steps.scaling_law.forecast import scored as scored_forecasts
 
 if TYPE_CHECKING:
-    from steps.pages.run_record import TrainingRun
     from training.metrics.differences import Difference
 
 ABSENT = "-"
@@ -51,8 +53,6 @@ def compare(
         runs: finished runs.
         names: one for each run; by default the labels of the steps, numbered if they repeat.
     """
-    from steps.pages.run_record import of_checkpoint
-
     called = names or _numbered([each.manifest.label for each in runs])
     records = [
         of_checkpoint(checkpoint, name, lineage([checkpoint.path]))
@@ -75,11 +75,13 @@ def render(
 ) -> str:
     """The page; with `links` to other pages, and to comparisons with the runs `beside` these."""
     from steps.pages import page
-    from steps.pages.charts import bars_chart, overlaid
-    from steps.pages.report import training_charts
 
     names = [record.name for record in records]
     _check_names(names)
+    samples: dict[str, dict[str, list[dict[str, Any]]]] = {}
+    for record in records:
+        for prompt, rows in record.samples_by_prompt().items():
+            samples.setdefault(prompt, {})[record.name] = rows
     accounts = [(record.name, record.account()) for record in records]
     known = [(name, account) for name, account in accounts if account is not None]
     return page.render(
@@ -89,7 +91,7 @@ def render(
         differences=differences(records),
         scored=scored(records),
         noise=noise_table(records),
-        samples=samples(records),
+        samples=samples,
         curves=training_charts(records[0], accounts[0][1])
         if len(records) == 1
         else overlaid(records),
@@ -187,20 +189,9 @@ def within(records: Sequence[TrainingRun]) -> list[str]:
 
 def scored(records: Sequence[TrainingRun]) -> str:
     """How much of each split the last evaluations read, as text."""
-    from steps.pages.run_record import split_of
-
     last = (record.scores(name)[-1] for record in records for name in record.splits)
     read = {(split_of(row), row["tokens"]): None for row in last if "tokens" in row}
     return ", ".join(f"{tokens:,} tokens of {split}" for split, tokens in read)
-
-
-def samples(records: Sequence[TrainingRun]) -> dict[str, dict[str, list[dict[str, Any]]]]:
-    """By prompt and run, the samples, newest first."""
-    found: dict[str, dict[str, list[dict[str, Any]]]] = {}
-    for record in records:
-        for row in reversed(record.samples):
-            found.setdefault(str(row["prompt"]), {}).setdefault(record.name, []).append(row)
-    return found
 
 
 def _late(rows: Sequence[dict[str, Any]], column: str) -> float:
@@ -248,9 +239,6 @@ def record_of(
     url: str, name: str, entries: Callable[[str], Iterable[dict[str, Any]]] | None = None
 ) -> TrainingRun:
     """The run in the directory `url`; `entries` as for `of_directory`."""
-    from pipeline.store.manifest import load
-    from steps.pages.run_record import of_checkpoint, of_directory
-
     try:
         manifest = load(url)
     except NotADirectoryError as error:

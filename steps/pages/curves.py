@@ -26,24 +26,18 @@ SPANS = {"x": (46, 392), "y": (194, 8)}
 
 @dataclass(frozen=True)
 class Curve:
-    """A labelled curve.
-
-    Attributes:
-        drawn: "dots" are on a line, "points" without one; a "band" is between `y` and `high`, a
-            "rule" is a vertical line at each `x`.
-        faint: whether to draw it behind the others.
-        exact: whether it has no noise, so that it is never smoothed.
-        listed: whether it is in the legend.
-    """
+    """A labelled curve."""
 
     label: str
     x: Sequence[float]
     y: Sequence[float]
     colour: str
+    # "dots" are on a line, "points" without one; a "band" is between `y` and `high`, a "rule" is a
+    # vertical line at each `x`.
     drawn: Literal["line", "dashed", "dots", "points", "band", "rule"] = "line"
-    faint: bool = False
-    exact: bool = False
-    listed: bool = True
+    faint: bool = False  # drawn behind the others
+    exact: bool = False  # without noise, so that it is never smoothed
+    listed: bool = True  # in the legend
     high: Sequence[float] = ()
 
 
@@ -68,22 +62,15 @@ def chart(
             both with STEP for the value of x; nothing if empty.
     """
     shown = sorted((e for curve in curves for e in _prepared(curve)), key=lambda c: not c.faint)
-    values = {
-        "x": [value for curve in shown for value in curve.x if _drawable(value)],
-        "y": [value for curve in shown for value in (*curve.y, *curve.high) if _drawable(value)],
-    }
-    if not values["x"] or not values["y"]:
-        return Markup()
-    data: dict[str, Any] = {
-        name: {
-            "label": {"x": x_label, "y": y_label}[name],
-            "span": SPANS[name],
-            **_scales(values[name], name == "x", name in from_zero, reach if name == "y" else 0.0),
-        }
-        for name in "xy"
-    }
-    for name in "xy":
-        data[name]["log"] = name in logarithmic and data[name]["logarithmic"] is not None
+    data: dict[str, Any] = {}
+    for name, label in (("x", x_label), ("y", y_label)):
+        ends = ("x",) if name == "x" else ("y", "high")
+        values = [v for curve in shown for end in ends for v in getattr(curve, end) if _drawable(v)]
+        if not values:
+            return Markup()
+        scales = _scales(values, name == "x", name in from_zero, reach if name == "y" else 0.0)
+        log = name in logarithmic and scales["logarithmic"] is not None
+        data[name] = {"label": label, "span": SPANS[name], **scales, "log": log}
     if clicked[0]:
         data["clicked"] = clicked
     data["curves"] = [

@@ -15,12 +15,12 @@ import os
 import posixpath
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
 from urllib.parse import urlencode
 
 from pipeline import InputError
+from pipeline.cli.spending import cells
 from pipeline.execute.run_record import DONE, StepRecord
 from pipeline.execute.spending import ledger
 from pipeline.pages.board import MOST_RUNS, Board, Recent
@@ -51,7 +51,8 @@ class LivePages:
     def __init__(self, prefix: str) -> None:
         self.prefix, self.board = prefix, Board(prefix, self._has_curves, _LINKS)
         self._logs: Recent[_Log] = Recent(_MOST_LOGS)
-        self._made: Recent[_Made] = Recent(_MOST_PAGES)
+        # What a page shows, the page, and until when (monotonic seconds) it is not made again.
+        self._made: Recent[tuple[Any, str, float]] = Recent(_MOST_PAGES)
         self._begun: set[str] = set()  # logs of metrics that were there
         self.pages: dict[str, Callable[[Query], str | None]] = {
             "reports/index.html": lambda query: self.board.index(_number(query)),
@@ -130,9 +131,9 @@ class LivePages:
         states = [m.attempt if m else self._bytes(url) for m, url in zip(found, urls, strict=True)]
         if len(urls) == 1 and not (is_run(found[0]) if found[0] else states[0]):
             return None
-        state, kept = (states, self._beside(names)), self._made.get((*names,))
+        beside, kept = self._beside(names), self._made.get((*names,))
         begun = time.monotonic()
-        if kept is None or (kept.state != state and begun >= kept.until):
+        if kept is None or (kept[0] != (states, beside) and begun >= kept[2]):
             labels = [
                 m.label if m else n.rpartition("-")[0] for m, n in zip(found, names, strict=True)
             ]
@@ -142,10 +143,10 @@ class LivePages:
 
             pairs = zip(urls, labels, strict=True)
             records = [record_of(url, label, self._entries) for url, label in pairs]
-            text = render(records, [("All runs", "/reports/index.html")], state[1])
-            took = time.monotonic() - begun
-            kept = _Made(state, text, begun + _SHARE * took)
-        return self._made.keep((*names,), kept).text
+            text = render(records, [("All runs", "/reports/index.html")], beside)
+            until = begun + _SHARE * (time.monotonic() - begun)
+            kept = (states, beside), text, until
+        return self._made.keep((*names,), kept)[1]
 
     def _spending(self) -> str:
         """Of the newest runs, as many as the board keeps."""
@@ -156,11 +157,7 @@ class LivePages:
         found = []
         for each in ledger(records):
             rows = [["step", "hardware", "attempts", "hours", "dollars"]]
-            for row in each["steps"]:
-                hardware = row["hardware"] + " spot" * row["spot"]
-                dollars = "" if row["dollars"] is None else f"${row['dollars']:,.2f}"
-                counts = (str(row["attempts"]), f"{row['hours']:.3f}", dollars)
-                rows.append([row["step"], hardware, *counts])
+            rows += [[row["step"], *cells(row)] for row in each["steps"]]
             priced = [row for row in each["steps"] if row["dollars"] is not None]
             dollars = f", ${each['dollars']:,.2f}" if priced else ""
             if priced and len(priced) < len(each["steps"]):
@@ -193,15 +190,6 @@ class LivePages:
         log = self._log(directory)
         log.look()
         return log.entries
-
-
-@dataclass(frozen=True)
-class _Made:
-    """A page, what it shows, and until when (monotonic seconds) it is not made again."""
-
-    state: Any
-    text: str
-    until: float
 
 
 class _Log:

@@ -17,11 +17,12 @@ from pipeline.store import storage
 from pipeline.store.manifest import KEEP
 from pipeline.store.shards import ATTEMPTS
 from steps.artifacts import Checkpoint, Completions, Report, Scores
+from steps.pages.charts import time_charts, training_charts
 from steps.pages.predicted import memory_table, predicted_table
+from steps.pages.run_record import TrainingRun, meant, of_checkpoint
 from steps.training.plan.experience import STEP
 
 if TYPE_CHECKING:
-    from steps.pages.run_record import TrainingRun
     from training.metrics.goodput import Account
 
 
@@ -53,13 +54,9 @@ def render(
 ) -> str:
     """The page as HTML, with links relative to `directory`, where the caller writes it."""
     from steps.pages import page
-    from steps.pages.run_record import meant, of_checkpoint
 
     record = of_checkpoint(model, model.manifest.label, ancestors)
     account = record.account()
-    samples: dict[str, list[dict[str, Any]]] = {}
-    for row in reversed(record.samples):
-        samples.setdefault(str(row["prompt"]), []).append(row)
     made = made_in(model)
     label, trained = model.manifest.label, meant(model.path, model.manifest)[1].label
     label += f" ({trained})" if trained != label else ""  # of a selection
@@ -77,7 +74,7 @@ def render(
         attempts=attempts_table(account),
         startups=startup_table(account),
         completions=text.result["completions"] if text else [],
-        samples=samples,
+        samples=record.samples_by_prompt(),
         drawing=draw([_box(ancestor) for ancestor in ancestors]),
         predicted=predicted_table(model.result["measured"].get(STEP, {})),
         memory=memory_table(model.result["measured"].get("memory", {})),
@@ -146,28 +143,6 @@ def _rewind(model: Checkpoint, directory: str) -> tuple[str, str]:
     name, store = model.path.rpartition("/")[2], directory.rpartition("/attempts/")[0]
     up = "../" * (directory.removeprefix(store).count("/") + 1)
     return f"ponente rewind {name} STEP --page", quote(f"{up}reports/rewind-{name}-STEP.html")
-
-
-def training_charts(
-    record: TrainingRun, account: Account | None, clicked: tuple[str, str] = ("", "")
-) -> list[tuple[str, str]]:
-    """(caption, SVG) of every metric that has a value per step."""
-    from steps.pages.charts import PANELS, loss_chart
-
-    began = [span.attempt.first_step for span in account.spans[1:]] if account else []
-    restarts = [step for step in began if step is not None]
-    panels = [(panel.caption, panel.of_run(record)) for panel in PANELS]
-    return [("Loss", loss_chart(record, restarts, clicked)), *panels]
-
-
-def time_charts(account: Account | None) -> list[tuple[str, str]]:
-    """(caption, SVG) of the run's wall time; empty without its times."""
-    from steps.pages.charts import waterfall_chart
-
-    if account is None or not account.total:
-        return []
-    caption = f"Goodput {account.goodput:.1%}: the share of the wall time that went to steps"
-    return [(caption, waterfall_chart(account))]
 
 
 def attempts_table(account: Account | None) -> list[list[str]]:

@@ -38,34 +38,20 @@ _TAKEN = {None: "", "model": "with the model of ", "moments": "with the model an
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingRun:
-    """One run.
+    """One run."""
 
-    Attributes:
-        name: label in legends.
-        history: a row per step, see `training.metrics.recorder`.
-        evaluations: rows with step, loss and other metrics, and the `split` that was scored.
-        samples: rows with step, prompt and completion.
-        sequences: rows of the losses by sequence, see `training.metrics.differences`.
-        recipe: the same of runs that differ in seeds alone, see `recipe_of`; "" if unknown.
-        forecasts: rows of its forecast before the first step, see `TrainJob.forecast`.
-        attempts: the attempts with their times.
-        config: its settings, nested. The settings of a run that it continues are not included;
-            "continues" names that run.
-        entropy: unigram entropy of the training tokens in nats, None if unknown.
-        partial: whether `config` may lack settings of the run, as for an unfinished run.
-    """
-
-    name: str
-    history: list[Row]
-    evaluations: list[Row]
-    samples: list[Row]
+    name: str  # label in legends
+    history: list[Row]  # a row per step, see `training.metrics.recorder`
+    evaluations: list[Row]  # with step, loss and other metrics, and the `split` that was scored
+    samples: list[Row]  # with step, prompt and completion
     attempts: list[AttemptTime]
+    # Its settings, nested. Those of a run that it continues are not included; "continues" names it.
     config: Mapping[str, Any]
-    entropy: float | None = None
-    partial: bool = False
-    sequences: Sequence[Row] = ()
-    recipe: str = ""
-    forecasts: Sequence[Row] = ()
+    entropy: float | None = None  # unigram entropy of the training tokens in nats, if known
+    partial: bool = False  # whether `config` may lack settings, as for an unfinished run
+    sequences: Sequence[Row] = ()  # losses by sequence, see `training.metrics.differences`
+    recipe: str = ""  # the same of runs that differ in seeds alone, see `recipe_of`; "" if unknown
+    forecasts: Sequence[Row] = ()  # before the first step, see `TrainJob.forecast`
 
     @property
     def splits(self) -> list[str]:
@@ -86,6 +72,13 @@ class TrainingRun:
         losses = SequenceLosses.of_row(rows[-1]) if rows else None
         return RunLoss(self.name, last["loss"], self.recipe, losses)
 
+    def samples_by_prompt(self) -> dict[str, list[Row]]:
+        """The samples, newest first."""
+        found: dict[str, list[Row]] = {}
+        for row in reversed(self.samples):
+            found.setdefault(str(row["prompt"]), []).append(row)
+        return found
+
     def account(self) -> Account | None:
         """The account of its wall time; None without times."""
         from training.metrics.goodput import account
@@ -99,33 +92,20 @@ def split_of(row: Mapping[str, Any]) -> str:
 
 
 def of_checkpoint(checkpoint: Checkpoint, name: str, ancestors: Iterable[Ancestor]) -> TrainingRun:
-    """The record of a finished run.
-
-    Args:
-        checkpoint: its output.
-        name: label in legends.
-        ancestors: its lineage, which has the configurations of all inputs.
-    """
-    tables = checkpoint.tables()
+    """The record of a finished run; `ancestors`, its lineage, have the settings of all inputs."""
+    tables: dict[str, Any] = {**checkpoint.tables()}
     return TrainingRun(
         name=name,
-        history=tables["history"],
-        evaluations=tables["evaluations"],
-        samples=tables["samples"],
         attempts=checkpoint.attempts,
         config=_configuration(ancestors, checkpoint),
         entropy=checkpoint.result.get("unigram_entropy"),
-        sequences=tables["sequences"],
-        forecasts=tables["forecasts"],
         recipe=recipe_of(checkpoint.path, checkpoint.manifest),
+        **tables,
     )
 
 
 def _configuration(ancestors: Iterable[Ancestor], checkpoint: Checkpoint) -> dict[str, Any]:
-    """A run's own settings, and by step those of its inputs.
-
-    For a selection it is the configuration of the selected run.
-    """
+    """A run's own settings, or those of the run it selects, and by step those of its inputs."""
     path, own = meant(checkpoint.path, checkpoint.manifest)
     read = _read(path, own)
     # The result has settings that the configuration lacks: the model of a continued checkpoint, and
@@ -191,11 +171,7 @@ def _read(path: str, manifest: Manifest) -> dict[str, str]:
 
 
 def _settings(given: Mapping[str, Any]) -> dict[str, Any]:
-    """A run's recorded settings in the form of a manifest's configuration, so that both compare.
-
-    Args:
-        given: some of model, optimizer and train, with all their fields as JSON.
-    """
+    """A run's recorded settings in the form of a manifest's configuration, so that both compare."""
     from models.shape.config import TransformerConfig
     from models.shape.validation import from_plain
     from training.config import OptimizerConfig, TrainConfig
@@ -221,16 +197,16 @@ def of_directory(
 ) -> TrainingRun:
     """The record of a run without a manifest: in progress, interrupted, or without the pipeline.
 
+    Raises `InputError` for a directory without a `metrics.jsonl`, or with an empty one.
+
     Args:
         url: directory of its step; of one attempt, for the run up to the end of that attempt; or of
             a `metrics.jsonl`.
         name: label in legends.
         entries: reads the metrics log in a directory; by default all of it.
-
-    Raises:
-        InputError: the directory has no `metrics.jsonl`, or only an empty one.
     """
     from training.metrics.goodput import fold
+    from training.metrics.metrics_log import TABLES
 
     root, inside, attempt = url.rpartition(f"/{ATTEMPTS}/")
     step, entries = root if inside else url, entries or _entries
@@ -243,23 +219,20 @@ def of_directory(
             "`train` step, whose run writes one when it begins"
         )
     configs = [each for log in logs for each in log if each["kind"] == "config"]
+    tables: dict[str, Any] = {table: _joined(logs, kind) for table, kind in TABLES.items()}
     return TrainingRun(
         name=name,
-        history=_joined(logs, "step"),
-        evaluations=_joined(logs, "evaluation"),
-        samples=_joined(logs, "sample"),
-        sequences=_joined(logs, "sequences"),
-        forecasts=_joined(logs, "forecast"),
         attempts=list(filter(None, map(fold, logs))),
         config={**above, **_settings(configs[-1])} if configs else above,
         partial=True,
+        **tables,
     )
 
 
 def _attempts(step: str, last: str) -> tuple[list[str], str]:
-    """Directories of the metrics logs of the newest run in a step's directory, and its build.
+    """Directories of the metrics logs of the newest run of a step, and its build.
 
-    `last`: name of an attempt, to select its run and the attempts up to it.
+    With `last`, those of that attempt's run up to it.
     """
     from training.metrics.metrics_log import read_log
 

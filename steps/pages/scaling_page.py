@@ -135,10 +135,7 @@ def _loss_by_compute(law: ScalingLaw, bought: Sequence[Purchase]) -> Markup:
 
 
 def _equal_compute(law: ScalingLaw) -> Markup:
-    """The chart of loss by size for each budget with at least two sizes: runs, law and minimum.
-
-    Empty if no budget has two sizes.
-    """
+    """The chart of loss by size for each budget with two sizes or more; empty without one."""
     groups = [g for g in same_budget(law.runs) if len({point.parameters for point in g}) > 1]
     curves = []
     for group, colour in zip(groups, itertools.cycle(COLOURS)):

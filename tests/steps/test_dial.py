@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import sys
 from itertools import pairwise
 
 import pytest
@@ -14,7 +13,6 @@ from hypothesis import strategies as st
 
 from models.shape.config import TransformerConfig
 from pipeline import InputError, pod
-from pipeline.cli import exit_with_error
 from pipeline.errors import UsageError
 from pipeline.plan import facts as known
 from pipeline.prices import price_of
@@ -230,19 +228,13 @@ def test_wrong_flags_are_usage_errors():
             dial.run(flags)
 
 
-def test_ponente_has_the_verb(capsys, monkeypatch):
+def test_ponente_has_the_verb(typed):
     """`ponente dial` reaches it, and a refusal is one line and status 1."""
-    from steps.cli import command
-
-    monkeypatch.setattr(sys, "argv", ["ponente", "dial", "--depth", "4", "--json"])
-    with pytest.raises(SystemExit) as ended:
-        command()
-    assert not ended.value.code
-    assert json.loads(capsys.readouterr().out)["name"] == "nanochat d4"
-    with pytest.raises(SystemExit) as ended:
-        exit_with_error(lambda: dial.run([]))
-    assert ended.value.code == 1
-    assert capsys.readouterr().err.startswith("error: recipe: expected one of depth, parameters")
+    status, out, _ = typed("dial", "--depth", "4", "--json")
+    assert (status, json.loads(out)["name"]) == (0, "nanochat d4")
+    status, _, err = typed("dial")
+    assert status == 1
+    assert err.startswith("error: recipe: expected one of depth, parameters")
 
 
 def test_the_page_trains_run_200m_by_the_dial(tmp_path, monkeypatch):

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
+from datetime import UTC, datetime
 
 import numpy as np
 import pytest
 
+from models.shape.config import TransformerConfig
 from pipeline.execute.logs import processes
 from pipeline.store import storage
 from pipeline.store.append import Tail
@@ -80,11 +83,30 @@ def test_the_loss_falls_and_every_step_has_a_row(store):
 
 
 def test_the_report_has_what_people_look_at(store):
-    """Charts, the graph with every step, the sample, the configuration; nothing fetched."""
+    """Charts, the graph with every step, the sample, the configuration; nothing fetched.
+
+    Its head has the facts of the run and of the model, and links that lead somewhere.
+    """
     path, manifest = published(store)["report"]
-    page = storage.read_bytes(
-        storage.join(path, manifest.shard("page").root, "index.html")
-    ).decode()
+    directory = storage.join(path, manifest.shard("page").root)
+    page = storage.read_bytes(storage.join(directory, "index.html")).decode()
+    _, trained = published(store)["train"]
+    started = datetime.fromtimestamp(trained.started, UTC)
+    parameters = TransformerConfig.from_plain(trained.result["model"]).parameter_count
+    model = MINI.model
+    for fact in (
+        started.strftime("%Y-%m-%d %H:%M:%S UTC"),
+        f"{parameters:,} parameters",
+        f"{model.layers} layers of {model.embed}, MLP {model.mlp}",
+        f"{model.heads} heads ({model.kv_heads} for keys) of {model.head_size}",
+        f"batch {MINI.training.batch_size} x {MINI.length} tokens",
+        f"commit {trained.provenance['git']['commit'][:12]}",
+    ):
+        assert f"<span>{fact}</span>" in page[: page.index("</header>")]
+    links = re.findall(r'href="(\.\./[^"]*)"', page)
+    assert len(links) == 2
+    for link in links:
+        assert os.path.isfile(os.path.normpath(f"{directory}/{link}")), link
     for label in ("sample", "tokenize", "block_shuffle", "train", "evaluate", "generate"):
         assert f'class="name">{label}<' in page
     assert page.count("<svg") == 8

@@ -211,11 +211,15 @@ def test_json_of_the_verbs_that_inspect(ponente, tmp_path):
     status = json.loads(ponente("status", "numbers", "--json")[1])
     assert [s["last_run"] for s in status["steps"]] == ["executed"]
     assert status["runs"][0]["outcome"] == "ok"
-    verified = json.loads(ponente("verify", "--json")[1])
+    status, text, _ = ponente("verify", "--json")
+    verified = json.loads(text)
+    assert (status, verified["missing"], verified["corrupt"]) == (1, 3, 0)
     assert {o["label"]: o["state"] for o in verified["outputs"]} == {
         **dict.fromkeys(("clamp", "scaled", "total"), "missing"),
         "numbers": "sound",
     }
+    assert "missing: nothing was published" in ponente("verify")[1]
+    assert ponente("verify", "numbers")[0] == 0
     garbage = json.loads(ponente("gc", "--presets-only", "--json")[1])
     assert len(garbage["objects"]) == 3
     assert garbage["bytes"] == sum(item["bytes"] for item in garbage["objects"])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from pipeline import Experiment
@@ -53,21 +51,6 @@ def test_shards_that_were_kept_are_refused_by_strict_and_by_verify(ponente, repa
     assert "build it again with --force work" in out
     assert ponente("--force", "work", experiment=repaired)[0] == 0
     assert ponente("verify", experiment=repaired)[0] == 0
-
-
-def test_verify_fails_for_an_output_that_was_never_published(ponente):
-    """It says which, in JSON too; a store without any output is not sound."""
-    status, out, _ = ponente("verify")
-    assert status == 1
-    assert "missing: nothing was published" in out
-    ponente("--until", "numbers")
-    status, out, _ = ponente("verify", "--json")
-    found = json.loads(out)
-    states = {each["label"]: each["state"] for each in found["outputs"]}
-    assert (status, found["missing"], found["corrupt"]) == (1, 3, 0)
-    assert states.pop("numbers") == "sound"
-    assert set(states.values()) == {"missing"}
-    assert ponente("verify", "numbers")[0] == 0
 
 
 def test_a_setting_that_is_true_is_shown_as_another_than_one(tmp_path, capsys):

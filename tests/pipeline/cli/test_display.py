@@ -9,26 +9,8 @@ import sys
 import pytest
 from rich.console import Console
 
+from pipeline import events
 from pipeline.cli.display import LiveDisplay, PlainDisplay
-from pipeline.events import (
-    Failed,
-    Finished,
-    Hit,
-    PhaseBegan,
-    Progress,
-    Queued,
-    Retried,
-    Retrying,
-    RunStarted,
-    ShardFinished,
-    ShardRetried,
-    Skipped,
-    Started,
-    Stopped,
-    Waiting,
-    WaitingForResources,
-    Warned,
-)
 from pipeline.execute.run_record import RunRecord
 from tests.pipeline.cli.terminal import Screen, Terminal
 
@@ -74,7 +56,7 @@ def _of(step="fit", time=0.0):
 
 
 def _progress(done, total, time, note=""):
-    return Progress(done, total, "shards", note, **_of(time=time))
+    return events.Progress(done, total, "shards", note, **_of(time=time))
 
 
 @pytest.fixture
@@ -92,7 +74,7 @@ def _live(labels, width=100, height=30, **settings):
         return Console(file=io.StringIO(), force_terminal=True, **options)
 
     record = RunRecord("run")
-    record.apply(RunStarted(graph=[{"label": x, "key": f"key of {x}"} for x in labels]))
+    record.apply(events.RunStarted(graph=[{"label": x, "key": f"key of {x}"} for x in labels]))
     table = LiveDisplay(record, console(), clock)
 
     def display(event):
@@ -123,21 +105,21 @@ def live():
 
 
 CHANGES = [
-    (Hit(12.34, **_of()), "up to date (took 12.3 s when it was built)"),
-    (Waiting("process 7 on h", **_of()), "waiting for process 7 on h"),
-    (Started(**_of()), "running"),
-    (Finished(2.5, **_of()), "done in 2.5 s"),
-    (Finished(2.5, "reused", **_of()), "done by another run"),
-    (Retried("its worker died", 1, **_of()), "retrying (1 tries used): its worker"),
-    (WaitingForResources("waiting for v6e-16", 720, **_of()), "v6e-16, 12 min"),
-    (PhaseBegan("compiling", **_of()), "compiling"),
-    (Retrying("gs://b/x", "503", 3, 40, **_of()), "x, 503, attempt 3"),
-    (Failed("no such file", **_of()), "FAILED: no such file"),
-    (Skipped("tokens failed", **_of()), "skipped: tokens failed"),
-    (Stopped("3 shards are not finished", **_of()), "stopped: 3 shards are not finished"),
-    (Warned("odd", **_of()), "warning: odd"),
+    (events.Hit(12.34, **_of()), "up to date (took 12.3 s when it was built)"),
+    (events.Waiting("process 7 on h", **_of()), "waiting for process 7 on h"),
+    (events.Started(**_of()), "running"),
+    (events.Finished(2.5, **_of()), "done in 2.5 s"),
+    (events.Finished(2.5, "reused", **_of()), "done by another run"),
+    (events.Retried("its worker died", 1, **_of()), "retrying (1 tries used): its worker"),
+    (events.WaitingForResources("waiting for v6e-16", 720, **_of()), "v6e-16, 12 min"),
+    (events.PhaseBegan("compiling", **_of()), "compiling"),
+    (events.Retrying("gs://b/x", "503", 3, 40, **_of()), "x, 503, attempt 3"),
+    (events.Failed("no such file", **_of()), "FAILED: no such file"),
+    (events.Skipped("tokens failed", **_of()), "skipped: tokens failed"),
+    (events.Stopped("3 shards are not finished", **_of()), "stopped: 3 shards are not finished"),
+    (events.Warned("odd", **_of()), "warning: odd"),
     (
-        ShardRetried("part/003", "its worker stopped responding", 2, **_of()),
+        events.ShardRetried("part/003", "its worker stopped responding", 2, **_of()),
         "shard part/003 is retried (2 tries used): its worker stopped responding",
     ),
 ]
@@ -159,14 +141,18 @@ def test_every_change_is_one_plain_line_and_is_in_the_table(event, expected, pla
 def test_what_changes_nothing_is_no_line(plain):
     """Queued steps, finished shards and events of the run itself."""
     display, lines, _ = plain
-    for event in (Queued(**_of()), ShardFinished("a", 1, **_of()), RunStarted()):
+    for event in (
+        events.Queued(**_of()),
+        events.ShardFinished("a", 1, **_of()),
+        events.RunStarted(),
+    ):
         display(event)
     assert not lines()
 
 
 def test_a_line_has_no_control_codes_whatever_a_cause_brings(plain, live):
     """A newline, a carriage return and an escape sequence of somebody's error message."""
-    event = Failed("one\ntwo\r\x1b[31mthree\x07", **_of())
+    event = events.Failed("one\ntwo\r\x1b[31mthree\x07", **_of())
     display, lines, _ = plain
     display(event)
     assert len(lines()) == 1
@@ -180,7 +166,7 @@ def test_a_line_has_no_control_codes_whatever_a_cause_brings(plain, live):
 def test_progress_is_said_at_most_every_five_seconds(plain):
     """A thousand events in sixteen seconds make three lines, at 5, 10 and 15 seconds or more."""
     display, lines, clock = plain
-    display(Started(**_of()))
+    display(events.Started(**_of()))
     said = []
     for i in range(1000):
         clock.now = 1000.0 + i * 0.016
@@ -203,13 +189,13 @@ def test_rate_and_time_left_are_those_of_the_events(plain, live, again):
         display(event)
         table(event)
 
-    both(Started(**_of()))
+    both(events.Started(**_of()))
     if again:
         # An earlier try, ten times as fast.
         both(_progress(0, 400, 100.0))
         both(_progress(90, 400, 103.0))
-        both(Retried("gone", 1, **_of()))
-        both(Started(**_of()))
+        both(events.Retried("gone", 1, **_of()))
+        both(events.Started(**_of()))
     first, first_time, done, at = 100, 200.0, 190, 230.0
     both(_progress(first, 400, first_time))
     clock.now += 30
@@ -226,7 +212,7 @@ def test_rate_and_time_left_are_those_of_the_events(plain, live, again):
 def test_time_left_in_words(plain, seconds, expected):
     """Seconds, minutes, hours."""
     display, lines, clock = plain
-    display(Started(**_of()))
+    display(events.Started(**_of()))
     display(_progress(0, seconds + 10, 0))
     clock.now += 10
     display(_progress(10, seconds + 10, 10))
@@ -236,7 +222,7 @@ def test_time_left_in_words(plain, seconds, expected):
 def test_a_running_step_has_a_bar_and_its_time_so_far(live):
     """The bar is as long as what is done; the clock goes on without events."""
     table = live(["fit", "other"])
-    table(Started(**_of()))
+    table(events.Started(**_of()))
     table(_progress(0, 4, 0.0))
     assert "━" not in table.picture(styled=True).split("\x1b[38;5;237m")[0]
     table(_progress(3, 4, 30.0))
@@ -246,7 +232,7 @@ def test_a_running_step_has_a_bar_and_its_time_so_far(live):
     assert line.count("━") + line.count("╸") + line.count("╺") == 100 // 6
     assert "3/4 shards  0.10 shards/s  10 s left  42 s so far" in line
     assert "42 s" in table.picture().splitlines()[-1]
-    table(Finished(42.0, **_of()))
+    table(events.Finished(42.0, **_of()))
     line = next(x for x in table.picture().splitlines() if "fit" in x)
     assert line.rstrip() == "+ fit    done in 42.0 s"
 
@@ -255,7 +241,8 @@ def test_the_last_line_counts(live):
     """Done of all, and what did not go well; time since the beginning."""
     labels = [f"s{i}" for i in range(8)]
     table = live(labels)
-    for i, kind in enumerate([Hit, Finished, Failed, Skipped, Stopped, Started]):
+    ends = (events.Hit, events.Finished, events.Failed, events.Skipped, events.Stopped)
+    for i, kind in enumerate((*ends, events.Started)):
         table(kind(**_of(f"s{i}")))
     table.clock.now += 75
     last = table.picture().splitlines()[-1].split("  ")
@@ -268,10 +255,10 @@ def test_more_steps_than_rows(live):
     labels = [f"step {i:03d}" for i in range(200)]
     table = live(labels, height=12)
     for i in range(100):
-        table(Finished(1, **_of(labels[i])))
-    table(Failed("broken", **_of(labels[3])))
-    table(Started(**_of(labels[150])))
-    table(Warned("odd", **_of(labels[5])))
+        table(events.Finished(1, **_of(labels[i])))
+    table(events.Failed("broken", **_of(labels[3])))
+    table(events.Started(**_of(labels[150])))
+    table(events.Warned("odd", **_of(labels[5])))
     lines = table.picture().splitlines()
     assert len(lines) <= 11
     shown = [line.split()[2] for line in lines if re.match(r"[!>+.=-] step", line)]
@@ -285,10 +272,10 @@ def test_a_table_fits_its_width(live, width):
     """Long labels and causes are cut, never wrapped; what matters of progress is there."""
     labels = ["fit", "a very long label " * 5, "failing"]
     table = live(labels, width=width)
-    table(Started(**_of()))
+    table(events.Started(**_of()))
     table(_progress(100, 400, 0.0))
     table(_progress(200, 400, 50.0, note="n" * 300))
-    table(Failed("long " * 60, **_of("failing")))
+    table(events.Failed("long " * 60, **_of("failing")))
     lines = [line.rstrip() for line in table.picture().splitlines()]
     assert len(lines) == 4
     assert all(len(line) <= width for line in lines)
@@ -317,20 +304,3 @@ def test_on_a_real_terminal(rows, columns, tmp_path):
     assert "done in 1.5 s" in table[0]
     assert "FAILED: cause 1" in table[1]
     assert table[5].startswith("2/5 steps  1 failed")
-
-
-@pytest.mark.slow
-def test_a_pipe_gets_plain_lines(tmp_path):
-    """The same run with its output on a pipe."""
-    with Terminal(
-        [sys.executable, "-c", DRIVER, str(tmp_path), "download", "tokens"], tty=False
-    ) as terminal:
-        assert terminal.wait(30) == 0
-    assert "\x1b" not in terminal.text
-    assert terminal.text.splitlines() == [
-        "download         running",
-        "download         done in 1.5 s",
-        "tokens           running",
-        "tokens           FAILED: cause 1",
-        "the end",
-    ]

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 import shlex
-import subprocess
-import sys
 from dataclasses import dataclass
 
 import pytest
@@ -88,27 +86,28 @@ def test_the_settings_are_listed_without_the_items_of_tuples(ponente):
     assert not re.search(r"rules\.\d", out)
 
 
-@pytest.mark.slow
-def test_plan_counts_more_than_three_differences_and_names_the_command_that_lists_them(tmp_path):
+def test_plan_counts_more_than_three_differences_and_names_the_command_that_lists_them(
+    tmp_path, typed
+):
     """Three are listed; the command works as it is printed, in any shell."""
     file = tmp_path / "my own.py"
     file.write_text(FILE)
+    where = (file, "--prefix", tmp_path / "store")
 
-    def shell(line: str) -> str:
-        done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=60)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
+    def plan(*words):
+        status, out, err = typed("plan", *where, *words)
+        assert status == 0, err
+        return out
 
-    ponente = f"{sys.executable} -m pipeline.cli"
-    where = f"'{file}' --prefix '{tmp_path}/store'"
-    shell(f"{ponente} run {where} --executor inline")
-    three = "--knobs.one 1 --knobs.two 2 --knobs.three 3"
-    line = next(x for x in shell(f"{ponente} plan {where} {three}").splitlines() if "run " in x)
+    assert typed("run", *where, "--executor", "inline")[0] == 0
+    three = ["--knobs.one", "1", "--knobs.two", "2", "--knobs.three", "3"]
+    line = next(x for x in plan(*three).splitlines() if "run " in x)
     assert "knobs.one: 0 -> 1; " in line
     assert line.count("->") == 3
-    more = shell(f"{ponente} plan {where} --quick {three} --knobs.four 4")
+    more = plan("--quick", *three, "--knobs.four", "4")
     found = re.search(r"4 settings differ from the nearest output \((.*)\)$", more, re.MULTILINE)
     assert found
     assert "->" not in more
-    assert str(file) in shlex.split(found[1])
-    assert shell(found[1]).count("->") == 4
+    program, *words = shlex.split(found[1])
+    assert (program, str(file) in words) == ("ponente", True)
+    assert typed(*words)[1].count("->") == 4

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 import threading
 import time
 from typing import Any
@@ -11,7 +15,24 @@ import pytest
 from pipeline import Experiment, Result, StepContext, step
 from pipeline.cli import stopping
 from pipeline.pages.record import runs
+from pipeline.store import run_summary
 from tests.pipeline.toy import Numbers, write_numbers
+
+SLEEPER = """
+import time
+from pipeline import Artifact, Experiment, step
+
+@step(output=Artifact, version=1)
+def sleeper(run, *, seconds: float):
+    print("asleep", flush=True)
+    time.sleep(seconds)
+    return {{}}
+
+def {name}(seconds: float = 600.0):
+    return sleeper(seconds=seconds)
+
+experiment = Experiment({name})
+"""
 
 STOPPED = threading.Event()  # from then on shards are quick
 
@@ -80,3 +101,41 @@ def test_only_a_run_of_the_experiment_is_stopped(ponente, tmp_path):
     assert "cannot stop other: running are" in ponente("stop", "other", experiment=SLOW)[2]
     assert ponente("stop", "20260101-000000-aaaaaa", experiment=SLOW)[0] == 0
     assert [path.name for path in folder.glob("*.stop")] == ["20260101-000000-aaaaaa.stop"]
+
+
+def _sleeper(folder, file, name):
+    (folder / file).write_text(SLEEPER.format(name=name))
+    words = [sys.executable, "-m", "pipeline.cli", "run", str(folder / file)]
+    words += ["--prefix", str(folder / "store"), "--executor", "inline"]
+    started = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+    assert any("asleep" in line for line in started.stdout)
+    return started
+
+
+@pytest.mark.slow
+def test_a_killed_driver_is_dead_to_every_verb_at_once(tmp_path, typed):
+    """`status`, `stop` and the table of runs agree; the run beside it, which lives, is stopped."""
+    dead = _sleeper(tmp_path, "first.py", "mine")
+    os.kill(dead.pid, signal.SIGKILL)
+    dead.wait()
+    (run,) = run_summary.run_ids(str(tmp_path / "store"))
+
+    def say(verb, file, *words):
+        return typed(verb, tmp_path / file, *words, "--prefix", tmp_path / "store")
+
+    assert f"run {run}: killed (no exit record)" in say("status", "first.py")[1]
+    status, out, _ = say("status", "first.py", "--watch")
+    assert (status, "sleeper  stopped" in out) == (1, True)
+    err = say("stop", "first.py", run)[2]
+    assert f"run {run}: its process ended without an exit record at 20" in err
+    assert "nothing to stop" in err
+    other = _sleeper(tmp_path, "second.py", "mine")
+    try:
+        err = say("stop", "first.py")[2]
+        assert f"run {run}: its process ended" in err
+        assert "none is running" in err
+        status, out, _ = say("stop", "second.py")
+        assert (status, run in out) == (0, False)
+    finally:
+        other.kill()
+        other.wait()

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
-import sys
 
 import pytest
 
-from pipeline.cli import command, verbs
+from pipeline.cli import verbs
 from pipeline.identity.secret_text import redacted
 from tests.pipeline.cli.toy_experiment import EXPERIMENT, TOY
 
@@ -75,18 +74,14 @@ def test_no_secret_of_a_flag_reaches_the_store(ponente, tmp_path):
         *(("broken_syntax.py", 1), ("no_experiment.py", 1)),
     ],
 )
-def test_what_is_no_experiment_is_refused_in_one_line(file, status, tmp_path, monkeypatch, capsys):
+def test_what_is_no_experiment_is_refused_in_one_line(file, status, tmp_path, monkeypatch, typed):
     """Not there, not Python, a directory, Python that does not parse, or without an experiment."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [*sys.path])  # to which the command adds
     (tmp_path / "notes.md").write_text("# Notes")
     (tmp_path / "broken_syntax.py").write_text("import os\ndef f(:\n")
     (tmp_path / "no_experiment.py").write_text("steps = 8\n")
-    monkeypatch.setattr(sys, "argv", ["ponente", "plan", file])
-    with pytest.raises(SystemExit) as stop:
-        command()
-    error = capsys.readouterr().err
-    assert stop.value.code == status
+    ended, _, error = typed("plan", file)
+    assert ended == status
     assert file in error
     assert len(error.splitlines()) == 1
     if file == "broken_syntax.py":
@@ -95,43 +90,37 @@ def test_what_is_no_experiment_is_refused_in_one_line(file, status, tmp_path, mo
         assert "expected a variable with an Experiment(...), found none" in error
 
 
-def _command(monkeypatch, capsys, *words):
-    monkeypatch.setattr(sys, "argv", ["ponente", *words])
-    with pytest.raises(SystemExit) as stop:
-        command({"write": ("write something", lambda words: 0)})
-    said = capsys.readouterr()
-    return stop.value.code, said.out, said.err
+MORE = {"write": ("write something", "builtins:len")}
 
 
-@pytest.mark.slow
-def test_help_has_a_line_for_every_verb_and_fits_a_screen(monkeypatch, capsys, tmp_path):
+def test_help_has_a_line_for_every_verb_and_fits_a_screen(typed, tmp_path):
     """On stdout when it was asked for, else on stderr; the settings' flags on request."""
-    status, out, err = _command(monkeypatch, capsys, "--help")
+    status, out, err = typed("--help", more=MORE)
     assert (status, err) == (0, "")
     assert "unlock     end the lease of an owner that hangs" in out
     assert "write      write something" in out
-    assert _command(monkeypatch, capsys)[::2] == (2, out)
+    assert typed(more=MORE)[::2] == (2, out)
     file = tmp_path / "helpful_experiment.py"
     file.write_text(EXPERIMENT)
     for verb in verbs.VERBS:
-        status, out, _ = _command(monkeypatch, capsys, verb, str(file), "--help")
+        status, out, _ = typed(verb, str(file), "--help")
         assert status == 0
         assert verbs.VERBS[verb].help in out
         assert len(out.splitlines()) <= 40
     assert "--delete" not in out
-    status, out, _ = _command(monkeypatch, capsys, "run", str(file), "--other", "--help-settings")
+    status, out, _ = typed("run", str(file), "--other", "--help-settings")
     assert status == 0
     assert "--count INT" in out
     assert "20" in out
 
 
-def test_version_and_completion(monkeypatch, capsys):
+def test_version_and_completion(typed):
     """The version is the package's; completions are a script that knows verbs and flags."""
     version = importlib.metadata.version("ponente")
-    assert _command(monkeypatch, capsys, "--version")[1] == f"ponente {version}\n"
+    assert typed("--version")[1] == f"ponente {version}\n"
     for shell in ("bash", "zsh"):
-        status, script, _ = _command(monkeypatch, capsys, "completion", shell)
+        status, script, _ = typed("completion", shell)
         assert status == 0
         assert "--keep-going" in script
         assert "verify" in script
-    assert _command(monkeypatch, capsys, "completion", "fish")[0] == 2
+    assert typed("completion", "fish")[0] == 2

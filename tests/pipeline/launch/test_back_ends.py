@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -133,9 +132,6 @@ def test_a_job_of_the_cluster_toolkit_has_its_flags_and_a_command_that_joins(har
     launch._parser().parse_args(said[1:end])
 
 
-# (made by, where, the wrong value)
-
-
 @pytest.mark.parametrize(
     ("on", "wrong", "message"),
     [
@@ -193,20 +189,12 @@ def test_a_name_fits_every_cloud():
 
 
 @pytest.mark.slow
-def test_the_machines_run_what_was_given():
+def test_the_machines_run_what_was_given(typed):
     """Flags of `run`, settings and the store reach the command on the machines."""
-    launch = [sys.executable, "-m", "pipeline.cli", "launch", pod_toy.__file__, "--on", "sky"]
-    given = ["--only", "gang", "--keep-going", "--wait", "90s", "--no-compile", "--stay", "True"]
-    store = ["--hardware", "v6e-16", "--prefix", "gs://b/x"]
-    shown = subprocess.run([*launch, *given, *store], capture_output=True, text=True, timeout=60)
-    assert not shown.returncode, shown.stderr
-    run = next(line for line in shown.stdout.splitlines() if "ponente run" in line)
-    for words in (
-        "--only gang",
-        "--keep-going",
-        "--wait 90s",
-        "--no-compile",
-        "--stay True",
-        store[-1],
-    ):
-        assert words in run
+    given = ["--only gang", "--keep-going", "--wait 90s", "--no-compile", "--stay True"]
+    given += ["--hardware v6e-16", "--prefix gs://b/x"]
+    words = " ".join(given).split()
+    status, out, err = typed("launch", pod_toy.__file__, "--on", "sky", *words)
+    assert status == 0, err
+    run = next(line for line in out.splitlines() if "ponente run" in line)
+    assert [each for each in given if each not in run] == []

@@ -24,10 +24,13 @@ def made(lab: Lab) -> int:
     return sum(map(lab.count, CREATE))
 
 
+@pytest.fixture
+def on():
+    return "gcloud"
+
+
 # They differ in the commands about the chips alone.
-@pytest.fixture(params=["gcloud", pytest.param("queued", marks=pytest.mark.slow)])
-def on(request):
-    return request.param
+BOTH = pytest.mark.parametrize("on", ["gcloud", pytest.param("queued", marks=pytest.mark.slow)])
 
 
 STEPS = {
@@ -65,6 +68,7 @@ def test_a_head_gives_the_chips_back_when_the_run_ends(tmp_path, on, status):
     assert order == sorted(order), "set up before chips are requested; the head last"
 
 
+@BOTH
 def test_one_failure_of_each_step_is_tried_again(tmp_path, on):
     """A package index or a request that fails once does not end the launch."""
     lab = Lab(tmp_path, 0)
@@ -75,6 +79,7 @@ def test_one_failure_of_each_step_is_tried_again(tmp_path, on):
     assert not lab.chips
 
 
+@BOTH
 def test_deleting_is_repeated_until_a_listing_confirms_it(tmp_path, on):
     """A deletion that fails, one that is not done yet, and a listing that fails."""
     lab = Lab(tmp_path, 1)
@@ -109,6 +114,7 @@ def test_a_head_that_is_stopped_saves_and_gives_the_chips_back(tmp_path, on, num
     assert not lab.chips
 
 
+@BOTH
 def test_a_head_that_boots_again_goes_on_with_its_chips(tmp_path, on):
     """After a power failure the chips are there, and are not requested a second time."""
     lab = Lab(tmp_path, "stay", 0)
@@ -127,6 +133,7 @@ def test_a_head_that_boots_after_the_end_requests_nothing(tmp_path, on):
     assert (made(lab), lab.count("ponente join"), lab.count(HEAD)) == (1, 1, 2)
 
 
+@BOTH
 def test_chips_that_no_host_joins_from_are_given_back(tmp_path, on):
     """After 40 minutes of there being some, as with an image that lacks the tools of the script.
 
@@ -143,6 +150,7 @@ def test_chips_that_no_host_joins_from_are_given_back(tmp_path, on):
     assert HEAD in lab.calls[-1]
 
 
+@BOTH
 def test_a_host_joins_again_until_the_run_ends(tmp_path, on):
     """After it lost its Ray or the head (75), and after a signal ended it (137)."""
     lab = Lab(tmp_path, 75, 75, 137, 75, 0)
@@ -185,6 +193,7 @@ def test_a_host_that_reboots_keeps_the_slice_and_joins_again(tmp_path, on):
     assert not lab.chips
 
 
+@BOTH
 def test_only_the_last_command_makes_what_costs_money(tmp_path, on):
     """So a command that fails on the user's machine leaves nothing that is billed."""
     lab = Lab(tmp_path)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 import tarfile
 from pathlib import Path
 
@@ -124,8 +123,8 @@ def test_the_digest_changes_with_every_file(checkout):
 
 
 @pytest.mark.slow
-def test_go_sends_the_code_with_its_commit_and_the_scripts(checkout, tmp_path):
-    """By the real command line with imitated tools: what the machines unpack, and the last call."""
+def test_go_sends_the_code_with_its_commit_and_the_scripts(checkout, tmp_path, monkeypatch, typed):
+    """By the command line with imitated tools: what the machines unpack, and the last call."""
     toy = Path(pod_toy.__file__)
     (checkout / "toy.py").write_text(toy.read_text())
     git(checkout, "add", "toy.py")
@@ -136,18 +135,12 @@ def test_go_sends_the_code_with_its_commit_and_the_scripts(checkout, tmp_path):
     for name in IMITATED:
         (tools / name).write_text(TOOL)
         (tools / name).chmod(0o755)
-    environment = {**os.environ, "PATH": f"{tools}:{os.environ['PATH']}", "LAB": str(tmp_path)}
-    environment["PYTHONPATH"] = os.getcwd()
-    words = ["launch", "toy.py", "--on", "queued", "--zone", "us-east5-b", "--prefix", "gs://b/x"]
-    done = subprocess.run(
-        [sys.executable, "-m", "steps.cli", *words, "--go"],
-        cwd=checkout,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
+    monkeypatch.setenv("LAB", str(tmp_path))
+    monkeypatch.chdir(checkout)
+    words = ["--on", "queued", "--zone", "us-east5-b", "--prefix", "gs://b/x", "--go"]
+    status, out, err = typed("launch", "toy.py", *words)
+    assert status == 0, out + err
     send, make = (tmp_path / "calls").read_text().splitlines()
     assert send.startswith(
         "gcloud storage cp launch/on-hosts.code.tar.gz gs://b/x/launch/on-hosts/code-"

@@ -254,7 +254,7 @@ def test_nothing_breaks_out_of_the_page(tmp_path):
         log.tell("run_finished", outcome=text, cause=text, executed=[])
         found = run_record.runs(prefix)
         record = run_record.read(prefix, "run")
-        return Page(run_page.render(record, {}, found)), Page(run_page.render_index(found))
+        return Page(run_page.render(record, {}, text, text)), Page(run_page.render_index(found))
 
     plain = "plain" + " words" * NASTY.count(" ")  # each word of a command is an element
     for harmless, nasty in zip(page_for(plain), page_for(NASTY), strict=True):

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
-import subprocess
-import sys
 import time
 
 import pytest
@@ -17,21 +14,6 @@ from pipeline.store import process, run_summary, storage
 from tests.pipeline.execute.run_logs import Log, key, node, summarise
 
 LONG_AGO = time.time() - 5000
-SLEEPER = """
-import time
-from pipeline import Artifact, Experiment, step
-
-@step(output=Artifact, version=1)
-def sleeper(run, *, seconds: float):
-    print("asleep", flush=True)
-    time.sleep(seconds)
-    return {{}}
-
-def {name}(seconds: float = 600.0):
-    return sleeper(seconds=seconds)
-
-experiment = Experiment({name})
-"""
 
 
 def _upload(log: Log, store: str, cut: int) -> None:
@@ -138,43 +120,3 @@ def test_a_quiet_run_lives_as_long_as_its_driver(tmp_path, monkeypatch):
     url = run_summary.summary_url(store, "quiet")
     os.utime(url, (0, os.stat(url).st_mtime - 10 * run_summary.BEAT_SECONDS))
     assert run_record.runs(store)[0].ending == "killed (no exit record)"
-
-
-def _sleeper(folder, file, name):
-    (folder / file).write_text(SLEEPER.format(name=name))
-    command = [sys.executable, "-m", "pipeline.cli", "run", str(folder / file)]
-    command += ["--prefix", str(folder / "store"), "--executor", "inline"]
-    started = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    assert any("asleep" in line for line in started.stdout)
-    return started
-
-
-def _say(folder, *words):
-    command = [sys.executable, "-m", "pipeline.cli", words[0], str(folder / words[1])]
-    command += [*words[2:], "--prefix", str(folder / "store")]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
-
-
-@pytest.mark.slow
-def test_a_killed_driver_is_dead_to_every_verb_at_once(tmp_path):
-    """`status`, `stop` and the table of runs agree; the run beside it, which lives, is stopped."""
-    dead = _sleeper(tmp_path, "first.py", "mine")
-    os.kill(dead.pid, signal.SIGKILL)
-    dead.wait()
-    (run,) = run_summary.run_ids(str(tmp_path / "store"))
-    assert f"run {run}: killed (no exit record)" in _say(tmp_path, "status", "first.py").stdout
-    watched = _say(tmp_path, "status", "first.py", "--watch")
-    assert (watched.returncode, "sleeper  stopped" in watched.stdout) == (1, True)
-    said = _say(tmp_path, "stop", "first.py", run).stderr
-    assert f"run {run}: its process ended without an exit record at 20" in said
-    assert "nothing to stop" in said
-    other = _sleeper(tmp_path, "second.py", "mine")
-    try:
-        said = _say(tmp_path, "stop", "first.py").stderr
-        assert f"run {run}: its process ended" in said
-        assert "none is running" in said
-        stopped = _say(tmp_path, "stop", "second.py")
-        assert (stopped.returncode, run in stopped.stdout) == (0, False)
-    finally:
-        other.kill()
-        other.wait()

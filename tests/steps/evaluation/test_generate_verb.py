@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import io
-import subprocess
 import sys
 import tomllib
 from pathlib import Path
@@ -16,7 +15,6 @@ from models.generate.generate import generate
 from models.generate.sampling_config import Sampling
 from pipeline.store import storage
 from steps.checkpoints.find import find, open_model
-from steps.cli import command
 
 pytestmark = pytest.mark.slow  # whichever test comes first trains the model
 
@@ -88,31 +86,28 @@ def test_without_a_number_of_tokens_it_stops_where_training_did(trained, capsys)
     assert out.startswith("Return")
 
 
-def refused(capsys, monkeypatch, *arguments: str) -> str:
+@pytest.fixture
+def refused(typed):
     """The one line that the command ends with."""
-    monkeypatch.setattr(sys, "argv", ["ponente", "generate", *arguments])
-    with pytest.raises(SystemExit) as stop:
-        command()
-    assert stop.value.code == 1
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    return captured.err.splitlines()[-1]
-
-
-def test_refusals(trained, capsys, monkeypatch, tmp_path):
-    """A line each that says what is wrong and what to do."""
 
     def line(*arguments: str) -> str:
-        return refused(capsys, monkeypatch, *arguments)
+        status, out, err = typed("generate", *arguments)
+        assert (status, out) == (1, "")
+        return err.splitlines()[-1]
 
+    return line
+
+
+def test_refusals(trained, refused, tmp_path):
+    """A line each that says what is wrong and what to do."""
     missing, store = str(tmp_path / "nowhere"), str(Path(trained).parent)
     (other, *_) = (n for n in storage.list_names(store) if n.startswith("block_shuffle-"))
-    wrong = line(storage.join(store, other), "--prompt", "a")
+    wrong = refused(storage.join(store, other), "--prompt", "a")
     assert "found one of block_shuffle" in wrong
-    assert "surrogate" in line(trained, "--prompt", "caf\udce9")
-    assert missing in line(trained, "--prompt", "a", "--tokenizer", missing)
+    assert "surrogate" in refused(trained, "--prompt", "caf\udce9")
+    assert missing in refused(trained, "--prompt", "a", "--tokenizer", missing)
     empty = str(tmp_path)
-    found = line(trained, "--prompt", "a", "--tokenizer", empty)
+    found = refused(trained, "--prompt", "a", "--tokenizer", empty)
     assert f"{empty}: found a directory without a tokenizer.json" in found
 
 
@@ -127,78 +122,60 @@ def test_refusals(trained, capsys, monkeypatch, tmp_path):
         ("--seed", "-1", "0 to 2^32 - 1"),
     ],
 )
-def test_what_a_flag_cannot_be_is_said_of_the_flag(capsys, monkeypatch, flag, value, wanted):
+def test_what_a_flag_cannot_be_is_said_of_the_flag(refused, flag, value, wanted):
     """In its own words, before the checkpoint is looked for."""
-    line = refused(capsys, monkeypatch, "nowhere", "--prompt", "a", flag, value)
+    line = refused("nowhere", "--prompt", "a", flag, value)
     number = int(value) if flag in ("--new-tokens", "--top-k", "--seed") else float(value)
     assert line == f"error: {flag}: found {number}, expected {wanted}"
 
 
-def test_a_standard_input_that_is_no_text(trained, capsys, monkeypatch):
+def test_a_standard_input_that_is_no_text(trained, refused, monkeypatch):
     """One line that names the byte."""
     latin = io.TextIOWrapper(io.BytesIO(b"caf\xe9\n"), encoding="utf-8")
     monkeypatch.setattr(sys, "stdin", latin)
-    line = refused(capsys, monkeypatch, trained)
+    line = refused(trained)
     assert line.startswith("error: standard input: expected utf-8 text, found the byte 0xe9")
 
 
-def test_an_interrupt_just_ends_it(trained, capsys, monkeypatch):
+def test_an_interrupt_just_ends_it(trained, typed, monkeypatch):
     """With the status of one, and no word of steps."""
 
     class Interrupted(io.StringIO):
         def readline(self, *_: int) -> str:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(sys, "argv", ["ponente", "generate", trained])
     monkeypatch.setattr(sys, "stdin", Interrupted())
-    with pytest.raises(SystemExit) as stop:
-        command()
-    assert stop.value.code == 130
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    (line,) = captured.err.splitlines()
+    status, out, err = typed("generate", trained)
+    assert (status, out) == (130, "")
+    (line,) = err.splitlines()
     assert line.startswith("checkpoint of step")
 
 
-def test_a_prompt_too_long_for_learned_positions(trained, capsys, monkeypatch):
+def test_a_prompt_too_long_for_learned_positions(trained, refused, monkeypatch):
     """Refused before the model is read."""
     found = find(trained)
     learned = dataclasses.replace(found.model, positions="learned", context=24)
     short = dataclasses.replace(found, model=learned)
     monkeypatch.setattr(verb, "find", lambda url: short)
     monkeypatch.setattr(verb, "open_model", None)
-    line = refused(capsys, monkeypatch, trained, "--prompt", "Return " * 30, "--new-tokens", "3")
+    line = refused(trained, "--prompt", "Return " * 30, "--new-tokens", "3")
     assert "24 learned positions" in line
     assert "shorten the prompt" in line
 
 
-def test_a_tokenizer_of_another_size(trained, capsys, monkeypatch):
+def test_a_tokenizer_of_another_size(trained, refused, monkeypatch):
     """Both numbers are in the line."""
     found = find(trained)
     other = dataclasses.replace(found, model=dataclasses.replace(found.model, vocab_size=999))
     monkeypatch.setattr(verb, "find", lambda url: other)
-    line = refused(capsys, monkeypatch, trained, "--prompt", "a")
+    line = refused(trained, "--prompt", "a")
     assert "512" in line
     assert "999" in line
 
 
-def test_the_installed_command_is_this_one(trained):
-    """The script's entry point, and the same as a module in a process of its own."""
+def test_the_installed_command_is_this_one(typed):
+    """The script's entry point; without a verb it lists them."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert project["scripts"] == {"ponente": "steps.cli:command"}
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "steps.cli", "generate", trained),
-            *("--prompt", "Return the", "--tokens", "5", "--temperature", "0"),
-        ],
-        capture_output=True,
-        text=True,
-        check=True,
-        cwd=ROOT,
-    )
-    assert done.stdout.startswith("Return the")
-    usage = subprocess.run(
-        [sys.executable, "-m", "steps.cli"], capture_output=True, text=True, check=False, cwd=ROOT
-    )
-    assert usage.returncode == 2
-    assert "  generate " in usage.stderr
+    status, _, err = typed()
+    assert (status, "  generate " in err) == (2, True)

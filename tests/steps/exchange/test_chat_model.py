@@ -18,7 +18,6 @@ from data.chat.messages import Message
 from data.chat.named_templates import named_template
 from models.generate.generate import generate
 from steps.checkpoints.find import find, open_model
-from steps.cli import command
 from steps.tokens.chat_templates import chat_of
 from tests.data.chat.chats import conversations, plain
 from tests.steps.built import built
@@ -118,15 +117,13 @@ def test_a_conversation_in_the_terminal(chat_model, capsys, monkeypatch):
     assert found == system.splitlines()
 
 
-def test_a_base_model_needs_a_template(chain, capsys, monkeypatch):
+def test_a_base_model_needs_a_template(chain, capsys, monkeypatch, typed):
     """The refusal says so; with one it is talked to, whatever it says."""
     store, base, _, _ = chain
     path = built(store, base, steps.Checkpoint).path
-    monkeypatch.setattr(sys, "argv", ["ponente", "generate", path, "--chat", "--prompt", "a"])
-    with pytest.raises(SystemExit) as stop:
-        command()
-    assert stop.value.code == 1
-    assert "pass --template NAME or FILE" in capsys.readouterr().err.splitlines()[-1]
+    status, _, err = typed("generate", path, "--chat", "--prompt", "a")
+    assert status == 1
+    assert "pass --template NAME or FILE" in err.splitlines()[-1]
     assert said(capsys, monkeypatch, "", path, "--prompt", "a", "--template", "alpaca")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import subprocess
 import sys
@@ -10,7 +11,6 @@ import numpy as np
 import pytest
 
 from steps import load
-from steps.cli import command
 from steps.exchange.gguf.file import write_gguf
 from tests.steps.exchange.hf_folders import NEEDS_ORACLE, SMALL, folder, model, write_small
 
@@ -18,18 +18,10 @@ pytestmark = [pytest.mark.slow, NEEDS_ORACLE]
 
 
 @pytest.fixture
-def export(capsys, monkeypatch, tmp_path):
-    """Runs the verb in an empty directory: (exit status, output, last line of errors)."""
+def export(typed, monkeypatch, tmp_path):
+    """Runs the verb in an empty directory: (exit status, output, errors)."""
     monkeypatch.chdir(tmp_path)
-
-    def called(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["ponente", "export", *map(str, arguments)])
-        with pytest.raises(SystemExit) as stop:
-            command()
-        captured = capsys.readouterr()
-        return int(stop.value.code or 0), captured.out, captured.err.strip().rpartition("\n")[2]
-
-    return called
+    return functools.partial(typed, "export")
 
 
 def test_a_hugging_face_folder_becomes_a_gguf_file(export, tmp_path):

@@ -5,9 +5,6 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,7 +15,6 @@ from steps.pages.run_record import of_directory
 from training.config import TrainConfig
 from training.metrics.differences import SequenceLosses
 
-ROOT = Path(__file__).parents[3]
 compare = importlib.import_module("steps.pages.compare")  # of the package, the name is the step's
 
 
@@ -33,38 +29,21 @@ def steps(*numbers, loss=1.0):
     return [{"kind": "step", "step": n, "loss": loss * n, "tokens": 10} for n in numbers]
 
 
-def command(*arguments):
-    return subprocess.run(
-        [sys.executable, "-m", "steps.cli", "compare", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=ROOT,
-    )
-
-
-@pytest.mark.slow
-def test_the_command_writes_the_page_of_two_runs(tmp_path):
-    """`ponente compare` prints where the page is."""
+def test_the_verb_writes_the_page_of_two_runs(tmp_path, capsys):
+    """It prints where the page is; of what is no run it says so in a line, and writes none."""
     lines(tmp_path / "one", steps(1, 2))
     lines(tmp_path / "two", steps(1, 2, 3))
     page = tmp_path / "page.html"
-    done = command(f"a={tmp_path / 'one'}", f"b={tmp_path / 'two'}", "--output", page)
-    assert done.returncode == 0, done.stderr
-    assert str(page) in done.stdout
+    runs = [f"a={tmp_path / 'one'}", f"b={tmp_path / 'two'}"]
+    assert compare.main([*runs, "--output", str(page)]) == 0
+    assert capsys.readouterr().out == f"page: {page}\n"
     assert "<th>a</th><th>b</th>" in page.read_text()
-
-
-@pytest.mark.slow
-def test_what_is_no_run_is_refused_in_one_line(tmp_path):
-    """Status 1 and a sentence, for a directory of something else and for a file; no traceback."""
+    page.unlink()
     (tmp_path / "file").write_text("")
     for found in (tmp_path, tmp_path / "file"):
-        done = command(f"a={found}", "--output", tmp_path / "page.html")
-        assert done.returncode == 1
-        assert done.stderr.startswith(f"error: {found}: expected ")
-        assert done.stderr.count("\n") == 1
-    assert not (tmp_path / "page.html").exists()
+        with pytest.raises(InputError, match=f"^{found}: expected .*$"):
+            compare.main([f"a={found}", "--output", str(page)])
+    assert not page.exists()
 
 
 def attempt(step, name, entries, *, build="g", began=0.0, last=0, **config):

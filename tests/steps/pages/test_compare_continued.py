@@ -10,11 +10,13 @@ import pytest
 from pipeline import named, select, sweep
 from pipeline.graph.step import as_node
 from pipeline.store import storage
-from steps.artifacts import Report
+from steps.artifacts import Checkpoint, Report
 from steps.pages.compare import compare, differences, record_named
+from steps.pages.run_record import of_directory
 from steps.training.continue_training import extend, warm_start
 from steps.training.train import train
 from tests.pipeline.helpers import bring_up
+from tests.steps.built import built
 from tests.steps.evaluation.test_train_on import CONSTANT, EIGHT, FOUR, MODEL, sequences
 
 pytestmark = pytest.mark.slow  # the first of them trains
@@ -69,12 +71,7 @@ def test_an_extension_differs_from_the_run_in_one_go_by_what_it_continues(store)
     (row,) = rows
     # The label is that of whoever built it first.
     label = row[2].partition(" ")[0]
-    assert row == [
-        "continues",
-        "-",
-        f"{label} at step 4 ({first})",
-        f"{label} at step 2 ({first})",
-    ]
+    assert row == ["continues", "-", f"{label} at step 4 ({first})", f"{label} at step 2 ({first})"]
 
 
 def test_what_an_earlier_run_was_told_is_not_what_a_later_one_was(store):
@@ -108,14 +105,23 @@ def test_a_selected_run_is_the_run_that_was_chosen(store):
     ]
 
 
+def test_a_run_is_the_same_from_its_lines_and_from_its_manifest(store):
+    """No setting differs, and no loss."""
+    found = built(store, trained(), Checkpoint)
+    attempt = storage.join(found.home, "attempts", found.manifest.attempt)
+    both = [of_directory(attempt, "lines"), record_named(f"manifest={found.path}")]
+    assert differences(both) == [["setting", "lines", "manifest"]]
+    assert [row["loss"] for row in both[0].history] == [row["loss"] for row in both[1].history]
+
+
 def test_the_page_of_a_graph_says_it_too(store):
     """Under the names that the graph gives to the runs."""
     low, high = rates()
     best = select((low, high), by="first.step", mode="max")
     page = compare((best, longer(best)), names=("best", "longer"))
-    found = bring_up(store, page).published[as_node(page).key]
-    text = storage.read_bytes(Report(found.path, found.manifest).page).decode()
-    assert "<th>best</th><th>longer</th>" in text
+    text = storage.read_bytes(built(store, page, Report).page).decode()
+    for words in ("<th>best</th><th>longer</th>", "Loss on validation", "% of the wall time"):
+        assert words in text
     assert f" at step 4 ({as_node(low).directory})</td>" in text
     assert "model.embed" not in text
 

@@ -15,10 +15,7 @@ from tests.pipeline.execute import run_logs
 from tests.pipeline.pages.pages import RUN
 from tests.steps.pages.test_live import TRAIN, append, serving, training
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium"),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")]
 WIDTHS = (1280, 400)
 HOSTILE = """<!doctype html><title>{title}</title><main></main><script>
 document.title = 'ran';

@@ -9,12 +9,12 @@ import re
 import pytest
 
 from pipeline.errors import InputError
-from pipeline.pages.readable import duration, flat
+from pipeline.pages.readable import duration
 from pipeline.store.manifest import Manifest
 from steps.artifacts import Scores
 from steps.pages import charts, page
 from steps.pages import curves as drawing
-from steps.pages.run_record import TrainingRun, of_directory
+from steps.pages.run_record import TrainingRun
 from training.metrics.goodput import AttemptTime, Mark, account
 
 # Of the package, these names are the steps'.
@@ -129,7 +129,7 @@ def curves(chart):
 def test_every_chart_of_a_run_says_what_it_shows():
     """Captions, units, legends of several curves and the restart; the data are the metrics."""
     run = record()
-    captioned = dict(report.training_charts(run, account(ATTEMPTS)))
+    captioned = dict(charts.training_charts(run, account(ATTEMPTS)))
     assert all(chart.count("<svg") == 1 for chart in captioned.values())
     drawn = curves(captioned["Loss"])
     assert drawn["training"]["x"] == [row["step"] for row in run.history]
@@ -150,7 +150,7 @@ def test_little_waiting_for_data_does_not_look_like_much():
     for wait, top in ((0.0002, "5"), (0.06, "30")):
         run = record()
         run = record(history=[{**row, "data_wait": wait} for row in run.history])
-        assert top in texts(dict(report.training_charts(run, None))["Waiting for data"])
+        assert top in texts(dict(charts.training_charts(run, None))["Waiting for data"])
 
 
 def test_configuration_and_samples_are_tables():
@@ -166,7 +166,7 @@ def test_configuration_and_samples_are_tables():
     text = page.render("report", **given, samples={"A": rows}, configurations=[("train", config)])
     said = re.findall(r'<tr><th scope="row">(.*?)</th><td class="text">(.*?)</td></tr>', text)
     assert said == [
-        *(("train.steps", "1234567"), ("train.seed", "None"), ("version", "3"), ("key", "abc")),
+        *(("train.steps", "1234567"), ("train.seed", "None"), ("version", "3"), ("key", "abc"))
     ]
     assert "<pre>" not in text
     shown, rest = text.split("<summary>2 earlier</summary>")
@@ -181,31 +181,22 @@ def test_what_was_not_recorded_has_no_chart():
         for s in (1, 2, 3)
     ]
     run = record(history=plain, evaluations=[], samples=[], attempts=[], entropy=None)
-    shown = {caption for caption, svg in report.training_charts(run, run.account()) if svg}
-    assert shown == {
-        *("Loss", "Learning rate", "Gradient norm, before clipping", "Throughput"),
-    }
-    assert report.time_charts(run.account()) == []
+    shown = {caption for caption, svg in charts.training_charts(run, run.account()) if svg}
+    assert shown == {*("Loss", "Learning rate", "Gradient norm, before clipping", "Throughput")}
+    assert charts.time_charts(run.account()) == []
 
 
 def test_an_empty_run_and_one_of_nan_can_be_drawn():
     """No rows, or a loss that is not a number: a page all the same."""
     for history in ([], [{"step": 1, "loss": math.nan}]):
         run = record(history=history, evaluations=[], entropy=None)
-        assert dict(report.training_charts(run, None))["Loss"] == ""
-
-
-def test_the_same_data_draws_the_same_bytes():
-    """Pages are compared by content."""
-    assert charts.loss_chart(record()) == charts.loss_chart(record())
-    found = account(ATTEMPTS)
-    assert charts.waterfall_chart(found) == charts.waterfall_chart(found)
+        assert dict(charts.training_charts(run, None))["Loss"] == ""
 
 
 def test_the_waterfall_names_every_part_with_its_share():
     """Total first, then what was lost, steps last; small parts are not bars of nothing."""
     found = account(ATTEMPTS)
-    said = texts(charts.waterfall_chart(found))
+    said = texts(charts.time_charts(found)[0][1])
     assert "total" in said
     assert "lost: done again" in said
     assert "lost: dead time" in said
@@ -248,8 +239,8 @@ def test_an_attempt_that_was_killed_while_it_compiled_did_no_steps():
     compiling = AttemptTime(attempt="m", began=66.0, buckets={"compile": 10.0})
     found = account([ATTEMPTS[0], compiling, ATTEMPTS[1]])
     assert [row[3] for row in report.attempts_table(found)[1:]] == ["0 to 60", "none", "50 to 100"]
-    without = report.training_charts(record(), account(ATTEMPTS))
-    assert report.training_charts(record(), found) == without
+    without = charts.training_charts(record(), account(ATTEMPTS))
+    assert charts.training_charts(record(), found) == without
 
 
 def shown(found, table):
@@ -369,24 +360,3 @@ def test_runs_need_names_of_their_own():
     """Two curves of one name cannot be told apart."""
     with pytest.raises(InputError, match="different names"):
         compare.render([record("a"), record("a")])
-
-
-def test_a_run_that_still_goes_is_read_from_its_lines(tmp_path):
-    """Steps done again after a restart count once; its rows say what it took."""
-    names = dict.fromkeys(("attempt", "build", "device", "devices", "processes"), "")
-    lines = [{"kind": "config", "time": 0, "run": "r", "train": {"steps": 9}, **names}]
-    lines += [{"kind": "time", "time": 65, "step": 0, "buckets": {"step": 65.0}, "startup": {}}]
-    lines += [{"kind": "step", "time": 1, "step": s, "loss": float(s)} for s in (1, 2, 3)]
-    lines += [{"kind": "step", "time": 2, "step": s, "loss": 10.0 * s} for s in (3, 4)]
-    lines += [{"kind": "evaluation", "time": 2, "step": 4, "loss": 2.0, "split": "web"}]
-    text = "".join(json.dumps(each) + "\n" for each in lines)
-    (tmp_path / "metrics.jsonl").write_text(text + '{"kind": "st')
-    found = of_directory(str(tmp_path), "live")
-    assert [row["loss"] for row in found.history] == [1.0, 2.0, 30.0, 40.0]
-    assert found.splits == ["web"]
-    assert flat(found.config) == {"train.steps": 9}
-    assert found.account().total == 65
-    compare.main([f"live={tmp_path}", "--output", str(tmp_path / "page.html")])
-    assert "live" in (tmp_path / "page.html").read_text()
-    with pytest.raises(InputError, match=r"metrics\.jsonl"):
-        of_directory(str(tmp_path / "nothing"), "x")
