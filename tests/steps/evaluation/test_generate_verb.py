@@ -39,7 +39,6 @@ def expected(directory: str, sampling: Sampling) -> list[str]:
 
 
 def said(capsys, *arguments: str) -> tuple[str, str]:
-    """What the verb prints, on both streams."""
     assert verb.run([*arguments]) == 0
     captured = capsys.readouterr()
     return captured.out, captured.err
@@ -89,7 +88,6 @@ def test_without_a_number_of_tokens_it_stops_where_training_did(trained, capsys)
 
 
 def refused(capsys, monkeypatch, *arguments: str) -> str:
-    """The one line that the command ends with."""
     monkeypatch.setattr(sys, "argv", ["ponente", "generate", *arguments])
     with pytest.raises(SystemExit) as stop:
         command()
@@ -100,8 +98,6 @@ def refused(capsys, monkeypatch, *arguments: str) -> str:
 
 
 def test_refusals(trained, capsys, monkeypatch, tmp_path):
-    """A line each that says what is wrong and what to do."""
-
     def line(*arguments: str) -> str:
         return refused(capsys, monkeypatch, *arguments)
 
@@ -173,7 +169,6 @@ def test_a_prompt_too_long_for_learned_positions(trained, capsys, monkeypatch):
 
 
 def test_a_tokenizer_of_another_size(trained, capsys, monkeypatch):
-    """Both numbers are in the line."""
     found = find(trained)
     other = dataclasses.replace(found, model=dataclasses.replace(found.model, vocab_size=999))
     monkeypatch.setattr(verb, "find", lambda url: other)

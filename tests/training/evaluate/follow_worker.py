@@ -11,7 +11,6 @@ from typing import Any
 
 
 def main() -> None:
-    """Follow a run of one checkpoint, and write what was loaded, kept and skipped as JSON."""
     _, output, count, index, port, checkpoint, failing = sys.argv[1:]
     import jax
 

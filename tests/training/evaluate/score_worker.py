@@ -11,7 +11,6 @@ import sys
 
 
 def main() -> None:
-    """Score, and write rows and tasks as JSON."""
     root, output, count, index, port, checkpoint = sys.argv[1:]
     from tests.training import tiny
     from training.evaluate.checkpoint_scorer import Scorer

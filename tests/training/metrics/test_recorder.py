@@ -52,11 +52,7 @@ def test_a_row_is_written_at_once_where_a_step_is_over():
         clock.wait(0.5)
         clock.now += seconds - 0.5
         recorder.push(step, metrics(4.0, ready=True))
-        assert (rows[-1]["step"], rows[-1]["seconds"], rows[-1]["data_wait"]) == (
-            step,
-            seconds,
-            0.5,
-        )
+        assert {"step": step, "seconds": seconds, "data_wait": 0.5}.items() <= rows[-1].items()
     recorder.drain()
     assert len(rows) == 2
 
