@@ -203,7 +203,7 @@ class Rewinder:
         return lambda ids: " ".join(map(str, ids))
 
     def _losses(self, step: int, ids: np.ndarray, checkpoint: str) -> list[tuple[float, int]]:
-        from training.evaluate.row_losses import row_losses
+        from training.evaluate.checkpoint_scorer import row_losses
 
         run, spec = self.run.that_did(step), self.spec
         phase, _ = read_by(run.train, step)

@@ -56,12 +56,6 @@ class Instruction:
         found = re.search(r'op_name="([^"]*)"', self.text)
         return found[1] if found else ""
 
-    @property
-    def cycles(self) -> int | None:
-        """The TPU compiler's estimate for one execution, None where it gives none."""
-        found = re.search(r'"estimated_cycles":"(\d+)"', self.text)
-        return int(found[1]) if found else None
-
     def attribute(self, name: str) -> str | None:
         """The name or number after `name=`; None where the text does not have it."""
         found = re.search(rf"\b{name}=%?([\w.\-]+)", self.text)

@@ -1,4 +1,4 @@
-"""Scores checkpoints on all devices: loss on held-out splits, and generated samples.
+"""Scores checkpoints on all devices: loss on held-out splits or of rows, and generated samples.
 
 The processes that follow a training loop together: process 0 looks for the next checkpoint, and one
 all-gather shares its result and whether any process was asked to stop.
@@ -27,7 +27,7 @@ from training.config import OptimizerConfig, Parallelism, TrainConfig
 from training.config.job import MetricsRow, Prompts
 from training.cost.attention import attention_backend
 from training.cost.memory_plan import resolve
-from training.evaluate.evaluator import Evaluator, Split
+from training.evaluate.evaluator import Evaluator, SequenceSpans, Split, fetch, read_batches
 from training.evaluate.generate_samples import SampleGenerator
 from training.evaluate.loglikelihood import Likelihood
 from training.fault import StopSignal
@@ -182,6 +182,34 @@ def placed(
         len(devices),
     )
     return placed(model, dataclasses.replace(train, parallel=Parallelism()), devices)
+
+
+@fixed_numerics()
+def row_losses(
+    checkpoint: str,
+    rows: np.ndarray,
+    model: TransformerConfig,
+    train: TrainConfig,
+    eos_id: int,
+    **flags: bool,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Summed nll in nats, float32 [row], and counted tokens, int32 [row], of one process.
+
+    Takes the stored ids of a training batch, int32 [row, position], and the flags of
+    `evaluation_on`. A row's loss is the one that training takes: masked tokens and padding do not
+    count, and documents are separate if they were in training. The parameters are those that the
+    checkpoint publishes: the EMA where it has one.
+    """
+    step, train, layout = evaluation_on(None, model, train, eos_id, **flags)
+    trained = load_model_onto(layout, checkpoint, model)
+    size = layout.whole_batch(min(train.evaluation_batch, len(rows)))
+    # Only nll and counts are read: every id may be of no bytes.
+    nothing = jax.device_put(np.zeros(model.vocab_size, np.int32), layout.replicated)
+    spans = SequenceSpans(np.arange(len(rows)), np.full(len(rows), rows.shape[1]))
+    batches = read_batches(spans, lambda at, _: rows[at], rows.shape[1], size, layout)
+    parts = fetch(step(trained, *batch, nothing)[:2] for batch in batches)
+    nll, tokens = (np.concatenate([part[i] for part in parts])[: len(rows)] for i in (0, 1))
+    return nll, tokens
 
 
 LOOK_SECONDS = 1.0

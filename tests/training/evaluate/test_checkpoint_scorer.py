@@ -7,14 +7,14 @@ import jax
 import pytest
 
 from models.transformer import Transformer
-from tests.models import reference
 from tests.training import tiny
-from tests.training.evaluate.test_evaluator import stream
+from tests.training.evaluate.test_evaluator import oracle, stream
 from tests.training.trainer.test_processes import run_processes
 from training.checkpoint.checkpointer import Checkpointer
 from training.checkpoint.restore import load_model
 from training.config import Parallelism
 from training.evaluate.checkpoint_scorer import Scorer, load_scored
+from training.evaluate.evaluator import plan_sequences
 from training.trainer.trainer import train
 
 pytestmark = pytest.mark.slow  # whichever test comes first trains
@@ -36,14 +36,10 @@ def wanted(trained):
     root, _, model = trained
     found = []
     for name, shards in tiny.score_job(root).splits:
-        ids, nll, tokens, size = stream(shards), 0.0, 0, 0
-        for start in range(0, len(ids) - 1, tiny.LENGTH):
-            row = ids[start : start + tiny.LENGTH]
-            nll += reference.nll(model, row[None])[0].sum()
-            tokens += len(row) - 1
-            size += sum(tiny.TOKEN_BYTES[token] for token in row[1:])
-        bits = nll / math.log(2) / size
-        row = {"split": name, "loss": nll / tokens, "bits_per_byte": bits}
+        ids = stream(shards)
+        nll, tokens, size = oracle(model, ids, plan_sequences(len(ids), tiny.LENGTH))
+        bits = nll.sum() / math.log(2) / size
+        row = {"split": name, "loss": nll.sum() / tokens, "bits_per_byte": bits}
         found.append({**row, "tokens": tokens, "bytes": size})
     return found
 
