@@ -104,16 +104,6 @@ def test_a_corrected_step_adds_up_and_profiles_move_their_kind():
     assert measurements(step, phase, 1.0, {"communication": 0.0})[1:] == []
 
 
-def test_a_disturbed_run_says_less():
-    """Its steps' times vary by a third: the factor stays nearer to 1, and the interval wider."""
-    step = shares_of([1.0] * len(KINDS))
-    quiet, busy = (
-        correction(step, HERE, [Measurement(2.0, step, HERE, noise)], CPUS) for noise in (0, 0.3)
-    )
-    assert 1 < busy.factor < quiet.factor
-    assert quiet.narrowed < busy.narrowed < 1
-
-
 def test_a_larger_program_learns_less_from_a_small_one():
     """The programs' own terms: the nearer their sizes, the more a run says."""
     step = shares_of([1.0] * len(KINDS))

@@ -19,6 +19,7 @@ from training.trainer.trainer import train
 
 pytestmark = pytest.mark.slow  # whichever test comes first trains
 FIGURES = ("loss", "bits_per_byte")
+WORKER = "tests.training.evaluate.scoring_worker"
 
 
 @pytest.fixture(scope="module")
@@ -102,9 +103,8 @@ def test_a_part_of_the_sets_is_the_same_in_the_loop_and_beside_it(trained):
 def test_two_processes_find_what_one_finds(trained, wanted):
     """Two processes of two devices, and one of four: the same rows, and the same answers."""
     root, path, _ = trained
-    module = "tests.training.evaluate.score_worker"
-    (one,) = run_processes(root, 1, 4, path, module=module)
-    both = run_processes(root, 2, 2, path, module=module)
+    (one,) = run_processes(root, 1, 4, path, module=WORKER)
+    both = run_processes(root, 2, 2, path, module=WORKER)
     assert both[0] == both[1]
     close(one["rows"], wanted, 2e-6)
     close(both[0]["rows"], wanted, 2e-6)
@@ -116,9 +116,7 @@ def test_a_store_that_fails_in_one_process_makes_all_read_again(tmp_path, what):
     saver = Checkpointer(str(tmp_path), attempt="a")
     path = saver.save(1, {"model": Transformer.init(tiny.MODEL, key=jax.random.key(0))}, {})
     saver.wait()
-    reports = run_processes(
-        str(tmp_path), 2, 1, path, what, module="tests.training.evaluate.follow_worker"
-    )
+    reports = run_processes(str(tmp_path), 2, 1, path, what, module=WORKER)
     assert [report["loads"] for report in reports] == [2, 2]
     assert [report["kept"] for report in reports] == [[1], []]
     assert [report["skipped"] for report in reports] == [[], []]

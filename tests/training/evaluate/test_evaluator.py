@@ -172,7 +172,7 @@ def stream(shards):
 @pytest.mark.slow
 def test_several_sets_whole(data):
     """The same figures each time, those of the sequences, from a step that is compiled once."""
-    program = tiny.program(4)
+    program = tiny.program(1)
     boundaries = Boundaries(eos_id=tiny.EOS, separate=program.train.separate_documents)
     step = make_evaluation_step(program.train, program.layout, program.backend, boundaries)
     evaluator = make(data, dataclasses.replace(program, evaluation_step=step))

@@ -33,21 +33,16 @@ def make(tmp_path, window=None):
     return Profiler(str(tmp_path), window, poll=0.005)
 
 
-def test_the_configured_window(tmp_path, fake):
-    """Steps 3 and 4: begun before 3 and ended before 5."""
-    profiler = make(tmp_path, (3, 2))
+@pytest.mark.parametrize(("length", "more"), [(2, 9), (100, 0)], ids=["in the run", "at its end"])
+def test_the_configured_window(tmp_path, fake, length, more):
+    """From step 3 on: begun before it, and ended before the step after it or by closing."""
+    profiler = make(tmp_path, (3, length))
     steps(profiler, 1, 4)
     assert fake == [("start", "step-00000003")]
-    steps(profiler, 5, 9)
+    steps(profiler, 5, more)
+    assert len(fake) == (2 if more else 1)
     profiler.close()
     assert fake == [("start", "step-00000003"), ("stop", "")]
-
-
-def test_a_window_at_the_end_is_ended_by_closing(tmp_path, fake):
-    profiler = make(tmp_path, (3, 100))
-    steps(profiler, 1, 4)
-    profiler.close()
-    assert [name for name, _ in fake] == ["start", "stop"]
 
 
 def test_closing_does_not_wait_for_a_trace_that_takes_long(tmp_path, caplog, fake, monkeypatch):
