@@ -32,14 +32,9 @@ from training.evaluate.programs.sandbox import Limits
 if TYPE_CHECKING:
     from data.tokenizer.text_tokenizer import TextTokenizer
     from training.evaluate.loglikelihood import Question
-    from training.evaluate.programs.problems import Problem
-
-_FIELDS = ("context", "choices", "gold")
 
 
 class _Work(NamedTuple):
-    """The argument of every process of the gang."""
-
     model: Checkpoint
     tokenizer: Tokenizer
     settings: Mapping[str, Any]
@@ -120,7 +115,6 @@ def lm_evaluation(
 
 
 def answer_process(work: _Work, *, process: GangProcess, emit: Emit) -> dict[str, Any]:
-    """One process of the gang of `multiple_choice`; returns the metrics."""
     from models.jax_numerics import fixed_numerics
     from training.evaluate.loglikelihood import accuracy, answer
 
@@ -135,7 +129,6 @@ def answer_process(work: _Work, *, process: GangProcess, emit: Emit) -> dict[str
 
 
 def harness_process(work: _Work, *, process: GangProcess, emit: Emit) -> dict[str, Any]:
-    """The only process of the gang of `lm_evaluation`."""
     import importlib.metadata
 
     from models.jax_numerics import fixed_numerics
@@ -158,7 +151,6 @@ def harness_process(work: _Work, *, process: GangProcess, emit: Emit) -> dict[st
 
 
 def _loaded(work: _Work, tokenizer: TextTokenizer) -> tuple[Any, Any]:
-    """(likelihood, model) on all devices."""
     from training.evaluate.checkpoint_scorer import load_scored
 
     found, size = work.model, work.batch_size
@@ -166,7 +158,6 @@ def _loaded(work: _Work, tokenizer: TextTokenizer) -> tuple[Any, Any]:
 
 
 def read_questions(url: str, tokenizer: TextTokenizer, delimiter: str) -> Sequence[Question]:
-    """The questions of a file of JSON lines, encoded."""
     from training.evaluate.loglikelihood import text_question
 
     found = []
@@ -175,7 +166,8 @@ def read_questions(url: str, tokenizer: TextTokenizer, delimiter: str) -> Sequen
         if not line.strip():
             continue
         try:
-            context, choices, gold = (json.loads(line)[name] for name in _FIELDS)
+            asked = json.loads(line)
+            context, choices, gold = (asked[name] for name in ("context", "choices", "gold"))
             found.append(text_question(tokenizer, context, choices, gold, delimiter=delimiter))
         except (ValueError, KeyError, TypeError, AttributeError, InputError) as error:
             raise InputError(
@@ -233,7 +225,11 @@ def code_evaluation(
     for language in {problem.language for problem in found}:
         tool(language)
     if model is None:
-        answers = [(problem, _given(problem, problems)) for problem in found]
+        answers = [(each, each.completion) for each in found if each.completion is not None]
+        if missing := [each.name for each in found if each.completion is None]:
+            raise InputError(
+                f"{problems}: problem {missing[0]!r} has no completion; give one, or a model"
+            )
     else:
         repeated = [problem for problem in found for _ in range(attempts)]
         request = GenerationJob(
@@ -261,11 +257,3 @@ def code_evaluation(
             f"{total['compiled']:.1%} compile"
         ],
     }
-
-
-def _given(problem: Problem, source: str) -> str:
-    if problem.completion is None:
-        raise InputError(
-            f"{source}: problem {problem.name!r} has no completion; give one, or a model"
-        )
-    return problem.completion

@@ -36,7 +36,7 @@ class Also:
         new_tokens: most tokens of a completion.
         temperature: 0 is greedy.
         top_k: sample among the k likeliest tokens only.
-        seed: seed of the sampling, the same at every checkpoint.
+        seed: of the sampling, the same at every checkpoint.
     """
 
     prompts: tuple[str, ...] = ()
@@ -68,11 +68,9 @@ def score_job(
     tokenizer: Tokenizer | None,
     model: TransformerConfig,
     train: TrainConfig,
-    *,
     splits: tuple[str, ...],
-    sequences: int | None,
     also: Also,
-    batch_size: int | None,
+    **sizes: int | None,
 ) -> ScoreJob:
     """The job of a `Scorer` on the held-out splits of a token cache, as for `evaluate`."""
     from training.config.job import Prompts
@@ -95,8 +93,7 @@ def score_job(
         model=model,
         train=train,
         splits=found,
-        sequences=sequences,
-        batch_size=batch_size,
+        **sizes,
         token_bytes=tuple(tokens.token_bytes().tolist()),
         eos_id=tokens.result["eos_id"],
         tokenizer=tokens.result["tokenizer"],
@@ -138,16 +135,9 @@ def evaluate(
     if also.prompts and tokenizer is None:
         tokenizer = checkpoint.tokenizer()
     tokens = tokens or checkpoint.sequences.cache
-    job = score_job(
-        tokens,
-        tokenizer,
-        checkpoint.model,
-        checkpoint.train,
-        splits=splits or tokens.held_out_splits,
-        sequences=sequences,
-        also=also,
-        batch_size=batch_size,
-    )
+    shape, train, named = checkpoint.model, checkpoint.train, splits or tokens.held_out_splits
+    sizes = {"sequences": sequences, "batch_size": batch_size}
+    job = score_job(tokens, tokenizer, shape, train, named, also, **sizes)
     scored = run.gang(hardware, score_process, (job, checkpoint.final))
     step = checkpoint.manifest.shard(checkpoint.result["checkpoint"]).result["step"]
     rows = [{"step": step, **row} for row in scored["rows"]]
@@ -166,7 +156,6 @@ def evaluate(
 def score_process(
     work: tuple[Any, str], *, process: GangProcess, emit: Emit
 ) -> dict[str, list[Any]]:
-    """One process of the gang: load the checkpoint and score it."""
     from training.evaluate.checkpoint_scorer import Scorer
 
     del emit

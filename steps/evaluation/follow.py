@@ -1,9 +1,6 @@
 """Score the checkpoints of a training run while it trains, on hardware of its own.
 
-    model  = train(sequences, ...)
-    scores = follow(model, tokens)
-
-Training never waits for this step. The step polls the ledger of the training step for committed
+Training never waits for this step, which polls the ledger of the training step for committed
 checkpoints, scores the newest one that has no scores yet, and records the scores in its own ledger,
 from which a new attempt resumes. It ends when the model is published and every checkpoint that
 still exists has scores. A corrupt checkpoint is skipped, unless it is the published model: that is
@@ -57,11 +54,8 @@ _LOOK_SECONDS = 1.0
 class Assignment:
     """The argument of every process of the gang.
 
-    Attributes:
-        job: the `ScoreJob` that every checkpoint gets.
-        model: the training step whose checkpoints are scored.
-        steps: length of the training, for the progress.
-        expected: steps at which the training saves a checkpoint.
+    `job` is the `ScoreJob` of every checkpoint of the training step `model`, `steps` the training's
+    length, and `expected` are the steps at which it saves a checkpoint.
     """
 
     job: Any
@@ -101,16 +95,9 @@ def follow(
     """
     live = Live.of(model)
     shape, train = _trained_as(run, live)
-    job = score_job(
-        tokens,
-        tokenizer,
-        shape,
-        train,
-        splits=splits or tokens.validation_splits,
-        sequences=sequences,
-        also=also,
-        batch_size=batch_size,
-    )
+    named = splits or tokens.validation_splits
+    sizes = {"sequences": sequences, "batch_size": batch_size}
+    job = score_job(tokens, tokenizer, shape, train, named, also, **sizes)
     expected = _expected(train, live.source.arguments)
     work = Assignment(job, live, train.steps, run.ledger, run.attempt, expected)
     answer = run.gang(hardware, follow_process, work)
@@ -123,8 +110,8 @@ def follow(
 def _trained_as(run: StepContext, live: Live[Checkpoint]) -> tuple[TransformerConfig, TrainConfig]:
     """The configurations of the model and of its training, which may still be running.
 
-    They are the arguments of the training step, if these are complete. Otherwise wait until the
-    training step has recorded them (`ABOUT`), which it does before it trains.
+    The arguments of the training step, if these are complete; else those that it records (`ABOUT`)
+    before it trains.
     """
     arguments = live.source.arguments
     shape, train = arguments.get("model"), arguments.get("train")
@@ -151,7 +138,6 @@ def _expected(train: TrainConfig, arguments: Mapping[str, Any]) -> tuple[int, ..
 
 
 def follow_process(work: Assignment, *, process: GangProcess, emit: Emit) -> dict[str, Any]:
-    """One process of the gang; process 0 looks for checkpoints and records their scores."""
     from training.evaluate.checkpoint_scorer import Scorer
     from training.evaluate.checkpoint_scorer import follow as follow_loop
 
@@ -199,17 +185,12 @@ class _Desk:
         return Next(newest.name, max(left), path)
 
     def keep(self, found: Next, scored: Scored) -> None:
-        """Record the scores of a checkpoint."""
         assert self._scored is not None
         name = f"score/{found.step:08d}"
-        item = {
-            "step": found.step,
-            **{
-                part: [{"step": found.step, **row} for row in rows]
-                for part, rows in asdict(scored).items()
-                if part != SEQUENCES or found.step == self.work.steps
-            },
-        }
+        item: dict[str, Any] = {"step": found.step}
+        for part, rows in asdict(scored).items():
+            if part != SEQUENCES or found.step == self.work.steps:
+                item[part] = [{"step": found.step, **row} for row in rows]
         write_shard(ShardTask(self.work.ledger, self.work.attempt, name, write_scores, item))
         self._scored.add(found.step)
         self.skipped.pop(found.step, None)
@@ -228,8 +209,7 @@ class _Desk:
         if published is None and self.work.model.find(found.name) is None:
             cause = "deleted before it was scored; keep more checkpoints, or score fewer sequences"
         self.skipped[found.step] = cause
-        message = f"the checkpoint of step {found.step} is skipped: {cause}"
-        self.emit(Warned(message))
+        self.emit(Warned(f"the checkpoint of step {found.step} is skipped: {cause}"))
 
     def _warn_missed(self) -> None:
         """Record and report checkpoints that were saved and deleted between two polls."""
@@ -240,12 +220,10 @@ class _Desk:
         cause = "deleted before they were seen, or never saved; keep more checkpoints"
         self.skipped |= dict.fromkeys(missed, cause)
         steps = ", ".join(map(str, missed[:10])) + (" ..." if len(missed) > 10 else "")
-        message = f"{len(missed)} checkpoints are not scored, of steps {steps}: {cause}"
-        self.emit(Warned(message))
+        self.emit(Warned(f"{len(missed)} checkpoints are not scored, of steps {steps}: {cause}"))
 
 
 def write_scores(directory: str, item: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Shard writer: the scores of one checkpoint."""
     storage.write_atomic(storage.join(directory, _FILE), json.dumps(item).encode())
     return {"step": item["step"]}
 
@@ -256,11 +234,8 @@ def _table(run: StepContext) -> dict[str, Any]:
     scores = concurrently(storage.read_json, urls, run.root)
     rows = [row for score in scores for row in score["rows"]]
     last = scores[-1]["rows"][0]
-    return {
-        **last,
-        "rows": rows,
-        "headline": [
-            f"{len(scores)} checkpoints followed; {last['split']} loss of the last, step "
-            f"{last['step']:,}: {last['loss']:.3f} nats per token"
-        ],
-    }
+    headline = (
+        f"{len(scores)} checkpoints followed; {last['split']} loss of the last, step "
+        f"{last['step']:,}: {last['loss']:.3f} nats per token"
+    )
+    return {**last, "rows": rows, "headline": [headline]}

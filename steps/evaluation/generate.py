@@ -80,42 +80,33 @@ def generate(
         sampling=Sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed),
     )
     written = run.gang(hardware, write_process, request)
-    completions = [
-        {"prompt": prompt, "completion": text}
-        for prompt, text in zip(prompts, written, strict=True)
-    ]
+    pairs = zip(prompts, written, strict=True)
+    completions = [{"prompt": prompt, "completion": text} for prompt, text in pairs]
     first = " ".join((prompts[0] + written[0]).split())
     return {"completions": completions, "headline": [f"sample: {first}"]}
 
 
 def write_process(request: GenerationJob, *, process: GangProcess, emit: Emit) -> list[str]:
-    """One process of the gang; returns the completions.
+    """One process of the gang; returns the completions, the same in each, on one device of it.
 
-    Every process generates the same completions on a device of its own. All processes must start
-    JAX, because the chips of a slice open together, and a process that only waited for process 0
-    would run into the timeout of the group.
+    All processes must start JAX, because the chips of a slice open together, and a process that
+    only waited for process 0 would run into the timeout of the group.
     """
-    with joined(process):
-        return _write(request, emit if process.index == 0 else lambda _: None)
-
-
-def _write(request: GenerationJob, emit: Emit) -> list[str]:
     from models.generate.generate import check, stream
 
+    emit = emit if process.index == 0 else lambda _: None
     trained, new = request.checkpoint, request.new_tokens
-    shape, length = trained.model, trained.train.sequence_length
-    tokenizer = read_tokenizer(request.tokenizer.file, shape)
-    encoded = [tokenizer.prompt_ids(prompt) for prompt in request.prompts]
-    check(shape, encoded, new)
-    if warning := too_long(max(map(len, encoded)) + new, length):
-        emit(Warned(warning))
-    model = open_model(trained.final, shape, trained.train.compute_dtype)
-    generated: list[list[int]] = [[] for _ in request.prompts]
-    sampling, eos = request.sampling, tokenizer.eos_id
-    for parts in stream(model, encoded, new_tokens=new, sampling=sampling, eos_id=eos):
-        for row, part in zip(generated, parts, strict=True):
-            row += part
-        emit(Progress(max(map(len, generated)), new, "tokens"))
-    return [
-        tokenizer.continuation(ids, prompt) for prompt, ids in zip(encoded, generated, strict=True)
-    ]
+    with joined(process):
+        tokenizer = read_tokenizer(request.tokenizer.file, trained.model)
+        encoded = [tokenizer.prompt_ids(prompt) for prompt in request.prompts]
+        check(trained.model, encoded, new)
+        if warning := too_long(max(map(len, encoded)) + new, trained.train.sequence_length):
+            emit(Warned(warning))
+        model = open_model(trained.final, trained.model, trained.train.compute_dtype)
+        generated: list[list[int]] = [[] for _ in request.prompts]
+        sampling, eos = request.sampling, tokenizer.eos_id
+        for parts in stream(model, encoded, new_tokens=new, sampling=sampling, eos_id=eos):
+            for row, part in zip(generated, parts, strict=True):
+                row += part
+            emit(Progress(max(map(len, generated)), new, "tokens"))
+    return [tokenizer.continuation(*each) for each in zip(generated, encoded, strict=True)]

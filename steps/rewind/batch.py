@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from data.read.retry import redact
 from steps.rewind.parts import Part, part_of
@@ -19,7 +18,7 @@ from training.config.batch_schedule import read_by
 if TYPE_CHECKING:
     import numpy as np
 
-    from data.batches.dataset import Dataset, DatasetSpec, Piece
+    from data.batches.dataset import Dataset, DatasetSpec
 
 _EXCERPT, _TOKENS = 160, 80  # characters of an excerpt, and tokens that are decoded for it
 
@@ -40,14 +39,10 @@ class InRow:
 
 @dataclass(frozen=True, kw_only=True)
 class BatchRow:
-    """One row of a batch.
+    """One row of a batch, of the cache whose directory is named `part`.
 
-    Attributes:
-        part: name of its cache's directory, of the mixture's parts.
-        epoch: how often its source had been read before, from 0.
-        loss: nats per counted token under the checkpoint; None without a checkpoint or tokens, and
-            where it is not finite.
-        counted: tokens whose prediction counts.
+    `epoch` is how often its source had been read before. `loss` is in nats per counted token under
+    the checkpoint; None without a checkpoint or tokens, and where it is not finite.
     """
 
     row: int
@@ -70,12 +65,8 @@ class Batch:
     @property
     def worst(self) -> int | None:
         """The row with the highest loss; None without losses."""
-        known = [
-            (math.inf if row.loss is None else row.loss, -row.row)
-            for row in self.rows
-            if row.counted
-        ]
-        return -max(known)[1] if known else None
+        known = {r.row: math.inf if r.loss is None else r.loss for r in self.rows if r.counted}
+        return max(known, key=lambda row: known[row], default=None)
 
     @property
     def loss(self) -> float | None:
@@ -102,12 +93,7 @@ class Rewinder:
     def __enter__(self) -> Rewinder:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.dataset.close()
 
     def stored_ids(self, step: int) -> np.ndarray:
@@ -124,14 +110,11 @@ class Rewinder:
         rows, checkpoint = self._rows(step, ids), None
         if losses and (found := self.run.checkpoint_before(step)) is not None:
             checkpoint = found[0]
-            rows = [
-                dataclasses.replace(
-                    row,
-                    loss=nll / counted if counted and math.isfinite(nll) else None,
-                    counted=counted,
-                )
-                for row, (nll, counted) in zip(rows, self._losses(step, ids, found[1]), strict=True)
-            ]
+            scored = zip(rows, self._losses(step, ids, found[1]), strict=True)
+            rows = []
+            for row, (nll, counted) in scored:
+                loss = nll / counted if counted and math.isfinite(nll) else None
+                rows.append(dataclasses.replace(row, loss=loss, counted=counted))
         return Batch(step=step, length=ids.shape[1], rows=rows, checkpoint=checkpoint)
 
     def _rows(self, step: int, ids: np.ndarray) -> list[BatchRow]:
@@ -140,30 +123,27 @@ class Rewinder:
         phase, positions = read_by(self.run.that_did(step).train, step)
         places = np.array(positions)
         sources, epochs = self.dataset.origins(places)
-        pieces = [self.dataset.pieces(row) for row in self.dataset.rows(places).tolist()]
-        held = [held for row in pieces for held in self._held(row)]
-        origins = self._origins(held)
+        stored = [self._held(row) for row in self.dataset.rows(places).tolist()]
+        origins = self._origins([held for row in stored for held in row])
         found, length = [], ids.shape[1]
         for row, tokens in enumerate(ids):
-            stored, cut = divmod(row, phase.pieces)
+            index, cut = divmod(row, phase.pieces)
             begin = cut * length
             documents = [
                 self._in_row(each, origins, begin, tokens)
-                for each in self._held(pieces[stored])
+                for each in stored[index]
                 if each.first < begin + length and begin < each.first + each.size
             ]
-            part = self.spec.sources[sources[stored]].name
-            found.append(
-                BatchRow(row=row, part=part, epoch=int(epochs[stored]), documents=documents)
-            )
+            part, epoch = self.spec.sources[sources[index]].name, int(epochs[index])
+            found.append(BatchRow(row=row, part=part, epoch=epoch, documents=documents))
         return found
 
-    def _held(self, pieces: list[Piece]) -> list[_Held]:
+    def _held(self, row: int) -> list[_Held]:
         """The documents in a stored row, from the pieces of shards that it is joined from."""
         import numpy as np
 
         found, column = [], 0
-        for source, shard, begin, size in pieces:
+        for source, shard, begin, size in self.dataset.pieces(row):
             held, end = self.parts[source].held(shard), begin + size
             first = int(np.searchsorted(held.begins, begin, side="right")) - 1
             last = int(np.searchsorted(held.begins, end))
@@ -184,19 +164,22 @@ class Rewinder:
             wanted.setdefault((each.source, each.shard), set()).add(each.document)
         found = {}
         for (source, shard), numbers in wanted.items():
-            known = sorted(numbers)
-            for number, origin in zip(known, self.parts[source].origins(shard, known), strict=True):
-                found[source, shard, number] = origin
+            known = [(source, shard, number) for number in sorted(numbers)]
+            origins = self.parts[source].origins(shard, [number for *_, number in known])
+            found |= dict(zip(known, origins, strict=True))
         return found
 
     def _in_row(self, held: _Held, origins: Any, begin: int, tokens: np.ndarray) -> InRow:
         first = max(held.first - begin, 0)
         stop = min(held.first + held.size - begin, len(tokens))
+        origin = origins[held.source, held.shard, held.document]
+        # Without what a URL may have of a login.
+        shown = {"file": redact(origin.file), "place": redact(origin.place)}
         return InRow(
             first=first,
             tokens=stop - first,
             after=held.after + max(begin - held.first, 0),
-            origin=_shown(origins[held.source, held.shard, held.document]),
+            origin=dataclasses.replace(origin, **shown),
             text=self.excerpt(tokens[first:stop]),
         )
 
@@ -206,37 +189,32 @@ class Rewinder:
             ids = ids % self.spec.vocab_size
         ids = ids[ids != self.spec.eos_id]
         parts = [ids] if len(ids) <= 2 * _TOKENS else [ids[:_TOKENS], ids[-_TOKENS:]]
-        decode = self._tokenizer.decode if self._tokenizer is not None else _joined
-        texts = [_printable(decode(part.tolist())) for part in parts]
+        texts = [_printable(self._decode(part.tolist())) for part in parts]
         half = _EXCERPT // 2
         if len(texts) == 1 and len(texts[0]) <= _EXCERPT:
             return texts[0]
         return f"{texts[0][:half]} … {texts[-1][-half:]}"
 
     @cached_property
-    def _tokenizer(self) -> Any:
+    def _decode(self) -> Callable[[list[int]], str]:
         cache = self.run.sequences.cache
-        return cache.tokenizer().load() if cache.has_text else None
+        if cache.has_text:
+            return cache.tokenizer().load().decode
+        return lambda ids: " ".join(map(str, ids))
 
     def _losses(self, step: int, ids: np.ndarray, checkpoint: str) -> list[tuple[float, int]]:
-        from training.evaluate.row_losses import RowJob, row_losses
+        from training.evaluate.checkpoint_scorer import row_losses
 
-        run, sequences = self.run.that_did(step), self.run.sequences
+        run, spec = self.run.that_did(step), self.spec
         phase, _ = read_by(run.train, step)
-        job = RowJob(
-            model=run.model,
-            train=phase.config(run.train),
-            eos_id=self.spec.eos_id,
-            padded=sequences.padded,
-            masked=self.spec.masked,
-            begins=self.spec.begins,
-        )
-        nll, counted = row_losses(job, checkpoint, ids)
+        flags = {"masked": spec.masked, "begins": spec.begins}
+        flags["padded"] = self.run.sequences.padded
+        given = run.model, phase.config(run.train), spec.eos_id
+        nll, counted = row_losses(checkpoint, ids, *given, **flags)
         return list(zip(nll.tolist(), counted.tolist(), strict=True))
 
 
-@dataclass(frozen=True)
-class _Held:
+class _Held(NamedTuple):
     """Where a document of a source's shard is in a stored row; see `InRow`."""
 
     source: int
@@ -245,15 +223,6 @@ class _Held:
     first: int
     size: int
     after: int
-
-
-def _joined(ids: Sequence[int]) -> str:
-    return " ".join(map(str, ids))
-
-
-def _shown(origin: Origin) -> Origin:
-    """Without what a URL may have of a login."""
-    return dataclasses.replace(origin, file=redact(origin.file), place=redact(origin.place))
 
 
 def _printable(text: str) -> str:

@@ -22,6 +22,7 @@ from steps.rewind.source import Origin, check_source, id_in_source, origins, set
 if TYPE_CHECKING:
     import numpy as np
 
+    from data.batches.dataset import Piece
     from data.cache.token_shard import TokenShard
     from data.read.integer_rows import RowSpan
     from data.tokenizer.text_tokenizer import TextTokenizer
@@ -43,6 +44,14 @@ class Held(NamedTuple):
     offsets: np.ndarray
 
 
+class Wanted(NamedTuple):
+    """Documents to look for: with one of these ids, with some words, or at a row of a source."""
+
+    ids: tuple[str, ...] = ()
+    words: str = ""
+    place: tuple[str, int] | None = None
+
+
 class Part(abc.ABC):
     """The training split of one cache."""
 
@@ -58,6 +67,14 @@ class Part(abc.ABC):
     def origins(self, shard: int, documents: Sequence[int]) -> list[Origin]:
         """Where documents of a shard came from, in their order."""
 
+    def pieces(self, source: int, shard: int, document: int) -> list[Piece]:
+        """The pieces of a document in a shard of this cache, a source of an order."""
+        from data.batches.dataset import Piece
+
+        held = self.held(shard)
+        at = (held.documents == document).nonzero()[0].tolist()
+        return [Piece(source, shard, int(held.begins[n]), int(held.sizes[n])) for n in at]
+
     def find(self, wanted: Wanted) -> Iterator[tuple[int, int]]:
         """(shard, document) of each document that is wanted."""
         for shard in range(len(self.names)):
@@ -72,16 +89,7 @@ class Part(abc.ABC):
         return ""
 
 
-class Wanted(NamedTuple):
-    """Documents to look for: with one of these ids, with some words, or at a row of a source."""
-
-    ids: tuple[str, ...] = ()
-    words: str = ""
-    place: tuple[str, int] | None = None
-
-
 def part_of(cache: TokenCache) -> Part:
-    """The part that reads a cache."""
     if cache.begins:
         return _Conversations(cache)
     return _Text(cache) if cache.has_text else _Integers(cache)
@@ -92,8 +100,7 @@ class _Text(Part):
 
     @cached_property
     def _shards(self) -> tuple[TokenShard, ...]:
-        of = self.cache.unpacked
-        return of.split(TRAIN)
+        return self.cache.unpacked.split(TRAIN)
 
     @cached_property
     def _documents(self) -> Documents | None:
@@ -117,16 +124,15 @@ class _Text(Part):
         begins = packing.rows * length + packing.places
         return Held(begins, packing.lengths, numbers, packing.starts - offsets[numbers])
 
-    def _file(self, shard: int) -> tuple[str, str, int]:
-        """Name of the shard of documents that a shard was made from, its file and row group."""
-        assert self._documents is not None
-        _, number, group = self.names[shard].split("/")
-        return *self._files[number], int(group)
-
     @cached_property
     def _files(self) -> dict[str, tuple[str, str]]:
         files = self._documents.files(TRAIN) if self._documents is not None else []
         return {name.rpartition("/")[2]: (name, url) for name, url in files}
+
+    def _file(self, shard: int) -> tuple[str, str, int]:
+        """Name of the shard of documents that a shard was made from, its file and row group."""
+        _, number, group = self.names[shard].split("/")
+        return *self._files[number], int(group)
 
     def origins(self, shard: int, documents: Sequence[int]) -> list[Origin]:
         if self._documents is None:
@@ -140,13 +146,11 @@ class _Text(Part):
             found, why = origins(self._documents, name, wanted), "not found in the source by its id"
         except (PonenteError, OSError, KeyError, IndexError) as error:
             found, why = {}, f"{error}"
-        last = (
-            Origin(i, url, first + n, f"{url}: row group {group}", why)
-            for i, n in zip(wanted, documents, strict=True)
-        )
         return [
-            replace(found[own], id=own) if own in found else stored
-            for own, stored in zip(wanted, last, strict=True)
+            replace(found[own], id=own)
+            if own in found
+            else Origin(own, url, first + number, f"{url}: row group {group}", why)
+            for own, number in zip(wanted, documents, strict=True)
         ]
 
     def find(self, wanted: Wanted) -> Iterator[tuple[int, int]]:
@@ -174,12 +178,9 @@ class _Text(Part):
                 of = own if place is None else _before_map(own, ids[0])
                 match = pc.call_function("is_in", [of], pc.SetLookupOptions(pa.array(ids)))
             for document in np.flatnonzero(match.to_numpy(zero_copy_only=False)).tolist():
-                if place is None or place == self._place(shard, document):
+                (origin,) = self.origins(shard, [document]) if place else (None,)
+                if origin is None or place == (origin.file, origin.row):
                     yield shard, document
-
-    def _place(self, shard: int, document: int) -> tuple[str, int | None]:
-        (origin,) = self.origins(shard, [document])
-        return origin.file, origin.row
 
 
 def _before_map(ids: Any, own: str) -> Any:
@@ -244,21 +245,19 @@ class _Conversations(Part):
         rows, begins = places([each for _, each in found], item.length)
         (span,) = item.spans
         first = rows_before(span.file, span.kind, span.begin)
-        known = [
-            Origin(None, span.file, first + n, f"{span.file}: row {first + n}")
-            for (_, n), _ in found
-        ]
+        numbers = [first + number for (_, number), _ in found]
+        known = [Origin(None, span.file, n, f"{span.file}: row {n}") for n in numbers]
         at = rows * item.length + begins
         order, sizes = np.argsort(at), np.array([len(each.ids) for _, each in found])
         held = Held(at[order], sizes[order], order, np.zeros_like(order))
         return known, held, [each.ids for _, each in found]
 
-    def text(self, shard: int, document: int) -> str:
-        return self._tokenizer.decode(self._kept(shard)[2][document].tolist())
-
     @cached_property
     def _tokenizer(self) -> TextTokenizer:
         return self.cache.tokenizer().load()
+
+    def text(self, shard: int, document: int) -> str:
+        return self._tokenizer.decode(self._kept(shard)[2][document].tolist())
 
     def _held(self, shard: int) -> Held:
         return self._kept(shard)[1]

@@ -25,14 +25,12 @@ _CHECKPOINTS = "checkpoint/"
 
 @dataclass(frozen=True)
 class Run:
-    """One training.
+    """One training, in its step's directory `path`.
 
     Attributes:
-        path: URL of its step's directory.
         checkpoints: URL by step of those that are kept; of an extended run those before too, and at
             0 the one that a new run took its model from.
-        before: the run that this one extends.
-        began: steps that were done before this run began, in `before`.
+        before: the run that this one extends, which had done `began` steps.
     """
 
     path: str
@@ -74,15 +72,8 @@ def open_run(url: str) -> Run:
         )
     output = Checkpoint(path, manifest)
     before, began, first = _continued(output)
-    return Run(
-        path,
-        output.model,
-        output.train,
-        output.sequences,
-        {**first, **output.steps},
-        before,
-        began,
-    )
+    kept = {**first, **output.steps}
+    return Run(path, output.model, output.train, output.sequences, kept, before, began)
 
 
 def _continued(output: Checkpoint) -> tuple[Run | None, int, dict[int, str]]:

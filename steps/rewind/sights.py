@@ -14,6 +14,7 @@ from steps.rewind.source import Origin
 from training.config.batch_schedule import rows_read, step_that_reads
 
 if TYPE_CHECKING:
+    from data.batches.dataset import Piece
     from steps.rewind.batch import Rewinder
 
 
@@ -37,10 +38,12 @@ def trace(rewinder: Rewinder, document: str) -> Iterator[tuple[Origin, list[Sigh
     place = place_of(document)
     ways = [Wanted((document,)), Wanted(words=document)] if place is None else [Wanted(place=place)]
     for wanted in ways:
-        if found := list(find(rewinder, wanted)):
-            for source, shard, number in found:
-                (origin,) = rewinder.parts[source].origins(shard, [number])
-                yield origin, seen(rewinder, source, shard, number)
+        parts = enumerate(rewinder.parts)
+        found = [(source, *each) for source, part in parts for each in part.find(wanted)]
+        for source, shard, number in found:
+            (origin,) = rewinder.parts[source].origins(shard, [number])
+            yield origin, seen(rewinder, source, shard, number)
+        if found:
             return
     raise InputError(
         f"{rewinder.run.path}: none of its training documents is {document!r}; expected an id, "
@@ -48,23 +51,10 @@ def trace(rewinder: Rewinder, document: str) -> Iterator[tuple[Origin, list[Sigh
     )
 
 
-def find(rewinder: Rewinder, wanted: Wanted) -> Iterator[tuple[int, int, int]]:
-    """(source, shard, document) of each document that is wanted."""
-    for source, part in enumerate(rewinder.parts):
-        for shard, number in part.find(wanted):
-            yield source, shard, number
-
-
 def seen(rewinder: Rewinder, source: int, shard: int, number: int) -> list[Sight]:
-    """Where a document of a shard of a source is seen."""
-    import numpy as np
-
-    from data.batches.dataset import Piece
-
-    held, run = rewinder.parts[source].held(shard), rewinder.run
+    run = rewinder.run
     end, found = rows_read(run.train, run.train.steps), []
-    for index in np.flatnonzero(held.documents == number).tolist():
-        piece = Piece(source, shard, int(held.begins[index]), int(held.sizes[index]))
+    for piece in rewinder.parts[source].pieces(source, shard, number):
         for row, positions in rewinder.dataset.positions(piece, end).items():
             column = _column(rewinder, row, piece)
             _, epochs = rewinder.dataset.origins(positions)
@@ -73,7 +63,7 @@ def seen(rewinder: Rewinder, source: int, shard: int, number: int) -> list[Sight
     return sorted(found, key=lambda sight: (sight.step, sight.row, sight.first))
 
 
-def _column(rewinder: Rewinder, row: int, piece: tuple[int, int, int, int]) -> list[range]:
+def _column(rewinder: Rewinder, row: int, piece: Piece) -> list[range]:
     """Positions inside a stored row that hold tokens of a piece."""
     found, column = [], 0
     for source, shard, begin, size in rewinder.dataset.pieces(row):

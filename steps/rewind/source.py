@@ -1,8 +1,8 @@
 """Where a document of a step came from: the file of a source and the row in it.
 
-A shard of documents names neither. But what each task read is a function of the source's files and
-of the step's settings, and both are recorded: so the task's units are derived again, through every
-step between the tokens and the source, and the document is found in them by its id.
+A shard of documents names neither. But what each task read follows from the source's files and the
+step's settings, which are recorded: the task's units are derived again, through every step between
+the tokens and the source, and the document is found in them by its id.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from pipeline.store.shards import Shard
 from steps.artifacts import TRAIN, Documents, Tokenizer
 
 if TYPE_CHECKING:
-    from data.read.locate import Place
     from data.read.unit import Fields, Unit
 
 _COLUMNS = ("text", "id", "score", "skip_nulls", "skip_invalid", "columns")
@@ -28,12 +27,10 @@ _COLUMNS = ("text", "id", "score", "skip_nulls", "skip_invalid", "columns")
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a document is.
+    """Where a document is: by the id of the documents that were tokenised, if they have one.
 
-    Attributes:
-        id: of the documents that were tokenised; None for a row without an id.
-        file, row: in the source, from 0; else in the last output that has it, and `why` says so.
-        place: the same in the words of errors, with the byte of a line or the row group.
+    `file` and `row` (from 0) are of the source; else of the last output that has it, and `why` says
+    so. `place` is the same in the words of errors, with the byte of a line or the row group.
     """
 
     id: str | None
@@ -76,14 +73,17 @@ def origins(documents: Documents, name: str, ids: Collection[str]) -> dict[str, 
     units, above = _read_by(documents, name)
     wanted = set(ids)
     places = find_ids(units, wanted | {_before(each) for each in wanted})
+    found: dict[str, Origin] = {}
     if above is None:
-        found: dict[str, Origin] = {own: _origin(own, rows) for own, rows in places.items()}
+        for own, rows in places.items():
+            first, count = rows[0], len(rows)
+            why = f"the first of {count} rows of this id" if count > 1 else ""
+            found[own] = Origin(own, first.file, first.row, first.text, why)
     else:
         files = {url: shard for shard, url in above.files(TRAIN)}
         shards: dict[str, set[str]] = {}
         for own, rows in places.items():
             shards.setdefault(files[rows[0].file], set()).add(own)
-        found = {}
         for shard, own in shards.items():
             found |= origins(above, shard, own)
     by = {each: found.get(each) or found.get(_before(each)) for each in wanted}
@@ -96,15 +96,10 @@ def _before(own: str) -> str:
     return above if number.isdigit() else own
 
 
-def _origin(own: str, rows: list[Place]) -> Origin:
-    first, why = rows[0], "" if len(rows) == 1 else f"the first of {len(rows)} rows of this id"
-    return Origin(own, first.file, first.row, first.text, why)
-
-
 @functools.lru_cache(maxsize=4096)
 def _read_by(documents: Documents, name: str) -> tuple[list[Unit], Documents | None]:
-    """The units of the training split that the task of a shard read, and the documents they are of,
-    None for a source."""
+    """The units that the task of a shard read for training, and of which documents they are, if
+    any."""
     from steps.documents.items import stored_units
 
     of_sample = name.startswith("sample/")

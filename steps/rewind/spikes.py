@@ -1,13 +1,12 @@
 """Steps whose loss or gradient norm stood out from the steps before.
 
-The rule: a step's rise is the logarithm of its value less the median of those of the `NEAR` steps
-before, so that a falling loss has none. A step stands out if its rise is `LEAST` robust deviations
-or more above the median rise of up to `WINDOW` steps before, of which there are `FEWEST` or more. A
-robust deviation is 1.4826 times the median absolute deviation (the standard deviation of a normal
-distribution), and at least `FLOOR`. A value that is not finite stands out too. Steps that stood out
-are not among those that later ones are compared with, unless more than `NEAR` follow each other,
-which are a new level; of neighbouring ones the first is kept, since those after it may only show
-what it did to the parameters.
+A step's rise is the logarithm of its value less the median of those of the `NEAR` steps before, so
+that a falling loss has none. A step stands out if its rise is `LEAST` robust deviations or more
+above the median rise of up to `WINDOW` steps before, of which there are `FEWEST` or more, or if its
+value is not finite. A robust deviation is 1.4826 times the median absolute deviation (the standard
+deviation of a normal distribution), and at least `FLOOR`. Later steps are not compared with those
+that stood out, unless more than `NEAR` follow each other, which are a new level; of neighbouring
+ones the first is kept, since those after it may only show what it did to the parameters.
 """
 
 from __future__ import annotations
@@ -29,13 +28,10 @@ RULE = (
 
 @dataclass(frozen=True, kw_only=True)
 class Spike:
-    """The first step of a spike.
+    """The first step of a spike and the last, by the column that deviates most at the first.
 
-    Attributes:
-        last: the last step of it.
-        column: of the metrics row; the one that deviates most at its first step.
-        median: of the `NEAR` steps before.
-        deviations: of the largest rise in it, robust; infinite for a value that is not finite.
+    `median` is of the `NEAR` steps before, and `deviations` are robust, of the largest rise in it;
+    infinite for a value that is not finite.
     """
 
     step: int

@@ -61,7 +61,6 @@ def _read(
     dataset: Dataset, parts: Sequence[Part], documents: Sequence[str], end: int
 ) -> dict[int, list[int]]:
     """By row with any of the documents, the positions before `end` that read it."""
-    from data.batches.dataset import Piece
     from steps.rewind.parts import Wanted
     from steps.rewind.sights import place_of
 
@@ -72,10 +71,9 @@ def _read(
     for source, part in enumerate(parts):
         for name, one in wanted.items():
             for shard, number in part.find(one):
-                (origin,), held = part.origins(shard, [number]), part.held(shard)
+                (origin,) = part.origins(shard, [number])
                 left -= {name, origin.id or ""}
-                for index in (held.documents == number).nonzero()[0].tolist():
-                    piece = Piece(source, shard, int(held.begins[index]), int(held.sizes[index]))
+                for piece in part.pieces(source, shard, number):
                     rows = dataset.positions(piece, end)
                     found |= {row: positions.tolist() for row, positions in rows.items()}
     if left:
@@ -86,10 +84,7 @@ def _read(
 
 
 def _others(dataset: Dataset, rows: set[int], end: int, count: int) -> list[int]:
-    """The first positions from `end` on that read none of `rows`.
-
-    Raises `InputError` if a whole epoch from there has none.
-    """
+    """The first positions from `end` on that read none of `rows`; refused if an epoch has none."""
     import numpy as np
 
     found: list[int] = []

@@ -131,13 +131,7 @@ if __name__ == "__main__":
             flush=True,
         )
     report(done[:RUNS])
-    pairs = [
-        abs(
-            np.log(
-                one.result["measured"][STEP]["seconds"] / two.result["measured"][STEP]["seconds"]
-            )
-        )
-        for one, two in zip(done, done[RUNS:], strict=False)
-    ]
+    seconds = [run.result["measured"][STEP]["seconds"] for run in done]
+    pairs = [abs(np.log(a / b)) for a, b in zip(seconds, seconds[RUNS:], strict=False)]
     if pairs:
         print(f"two equal trainings differ by {np.median(pairs):.0%} (median of {len(pairs)})")

@@ -7,13 +7,12 @@ numbers fitted without its source, and corrected by other rows of its group.
 from __future__ import annotations
 
 import math
-import textwrap
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from tests.bench.predictions import Rows, fit, rates
+from tests.bench.predictions import Rows, fit, paragraph, rates
 from tests.bench.published_rows import Row
 from training.cost.learned import CHIPS, Measurement, correction
 from training.cost.step_time import RANGES, times
@@ -56,10 +55,6 @@ step; `tok_s_chip` is batch x length / chips / seconds. Write as `source` who me
 `python -m tests.bench.predictions` then prints the constants of `training/cost/step_time.py`, and
 with `--write` makes this page. A report with a profile is as welcome: its parts show which term of
 the table is wrong."""
-
-
-def paragraph(text: str) -> list[str]:
-    return textwrap.wrap(" ".join(text.split()), 88)
 
 
 def measured(rows: Rows) -> list[Measurement]:

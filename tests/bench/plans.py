@@ -27,14 +27,12 @@ GIB = 2**30
 
 @dataclass(frozen=True, kw_only=True)
 class Published:
-    """What the authors of a system state.
+    """What the authors of a system state of a whole run.
 
     Attributes:
-        what: hardware and settings of their run.
+        what: hardware and settings.
         speed: tokens a second or seconds a step, and their MFU.
         rate: the same as tokens a second, from and to.
-        hours: of the whole run.
-        dollars: of the whole run.
         apart: why the two are not the same thing.
     """
 
@@ -57,7 +55,6 @@ class Case:
 
     @property
     def command(self) -> str:
-        """The command line that plans it."""
         flags = [] if self.preset == "full" else [f"--{self.preset.replace('_', '-')}"]
         flags += [f"--{name} {value}" for name, value in self.settings.items()]
         return " ".join(["ponente plan", f"experiments/{self.experiment}.py", *flags])
@@ -179,11 +176,7 @@ CASES = (
 
 
 def stated(case: Case) -> dict[str, Any]:
-    """Facts of the first step of a case that trains, and its hardware.
-
-    Raises:
-        ValueError: nothing of it trains.
-    """
+    """Facts of the first step of a case that trains, and its hardware."""
     experiment = importlib.import_module(f"experiments.{case.experiment}").experiment
     settings = {name.replace("-", "_"): value for name, value in case.settings.items()}
     nodes = topological(experiment.graph(case.preset, **settings))

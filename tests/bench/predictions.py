@@ -66,9 +66,7 @@ class Rows:
             if places.size:
                 arrays = {f: np.array([getattr(works[i], f) for i in places]) for f in FIELDS}
                 self.blocks.append((rows[places[0]].chip, places, Work(**arrays)))
-        kinds = [
-            f"{row.source} {row.chip.name if row.chip.name not in TPUS else ''}" for row in rows
-        ]
+        kinds = [(row.source, row.chip.name not in TPUS and row.chip.name) for row in rows]
         counts = Counter(kinds)
         # A source with many rows of one kind counts for less than as many sources.
         self.weights = np.array([counts[kind] ** -0.25 for kind in kinds])
@@ -221,7 +219,7 @@ def _classes(rows: Rows, predicted: np.ndarray) -> list[str]:
     among, others = inside(rows, ratio, limits), inside_others(rows, ratio)
     lines = [
         *("", "## By size and chips", ""),
-        *_paragraph(
+        *paragraph(
             "The range is what `plan` prints: the 10th and 90th percentile of published over "
             "predicted time, tuned or not, each rounded outward to a row, so at least 80 % of a "
             f"class lie inside. A class of fewer than {ENOUGH} rows is at least as wide as all "
@@ -262,23 +260,23 @@ def _pods(rows: Rows) -> list[str]:
     at = [1e3 * (own.fixed + own.doubling * doublings) for doublings in (0, 4, 8)]
     return [
         *("", "## Small models on pods", ""),
-        *_paragraph("Two terms hardly show in a long step and are half of a small model's:"),
+        *paragraph("Two terms hardly show in a long step and are half of a small model's:"),
         "",
-        *_paragraph(
+        *paragraph(
             f"- The loss. On a TPU a logit takes as long as {own.logits / own.scores:.1f} scores "
             "of attention's forward pass; the vector unit computes both. There are positions x "
             "vocabulary of them, whatever the width. Most rows behind this keep all logits in "
             "float32 (Levanter, axlearn); ponente computes as many in chunks, and no run of it on "
             "a pod has been timed."
         ),
-        *_paragraph(
+        *paragraph(
             f"- A time that does not depend on the work: {at[0]:.0f} ms of every step on one chip, "
             f"{at[1]:.0f} on 16 TPUs, {at[2]:.0f} on 256. Each doubling adds "
             f"{1e3 * own.doubling:.0f} ms, for which the chips wait for one another. Of GPUs no "
             "row tells it apart: the only small model on more than eight was not tuned."
         ),
         "",
-        *_paragraph(
+        *paragraph(
             f"{EXAMPLE}, with {row.job.tokens:,.0f} tokens a chip and a vocabulary of "
             f"{row.job.model.vocab_size:,}: of {seconds:.2f} s, {loss / seconds:.0%} are the loss "
             f"without its matmul and {chips / seconds:.0%} the time that does not depend on the "
@@ -308,7 +306,9 @@ def _first(rows: Rows, published: list[Row], predicted: np.ndarray) -> list[str]
     return lines
 
 
-def _paragraph(text: str) -> list[str]:
+def paragraph(text: str) -> list[str]:
+    """Lines of a paragraph or of an item."""
+    text = " ".join(text.split())
     return textwrap.wrap(text, 88, subsequent_indent="  " if text.startswith("- ") else "")
 
 

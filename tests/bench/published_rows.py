@@ -48,13 +48,9 @@ class Row:
 
     Attributes:
         source: repository or person, by which rows are left out together.
-        label: for a table.
-        chip: the hardware.
-        job: what was run.
         measured: tokens a second and device.
         tuned: whether somebody looked for the fastest settings.
         origin: file or thread.
-        note: what the collector of the rows wrote.
     """
 
     source: str
@@ -64,7 +60,6 @@ class Row:
     measured: float
     tuned: bool
     origin: str
-    note: str
 
 
 def read() -> tuple[list[Row], list[tuple[str, str]]]:
@@ -101,7 +96,6 @@ def _row(line: dict[str, str], label: str) -> Row | str:
         measured=speed / chip.devices,
         tuned=not any(name in line["source"] for name in DEFAULTS),
         origin=line["source"],
-        note=line["note"],
     )
 
 

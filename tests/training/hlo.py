@@ -7,6 +7,7 @@ ignores overlap.
 from __future__ import annotations
 
 import math
+import re
 from collections import defaultdict
 from dataclasses import dataclass
 
@@ -47,10 +48,15 @@ def cost(text: str) -> Cost:
     visits = list(walk(parse(text)))
     return Cost(
         matmul_flops=sum(each.times * _dot_flops(each) for each in visits),
-        cycles=sum(v.times * (v.instruction.cycles or 0) for v in visits if v.fusion is None),
+        cycles=sum(v.times * _cycles(v.instruction.text) for v in visits if v.fusion is None),
         collectives=_collectives(visits),
         unknown_loops=sum(visit.unknown for visit in visits),
     )
+
+
+def _cycles(text: str) -> int:
+    found = re.search(r'"estimated_cycles":"(\d+)"', text)
+    return int(found[1]) if found else 0
 
 
 def _dot_flops(visit: Visit) -> int:

@@ -10,19 +10,10 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from pipeline.accelerators import Chip
-from training.cost.hlo import (
-    Computation,
-    Instruction,
-    Module,
-    Visit,
-    bytes_moved,
-    collective_kind,
-    parse,
-    walk,
-)
+from training.cost.hlo import Instruction, Module, Visit, bytes_moved, collective_kind, parse, walk
 from training.cost.step_time import HOST_LINK, NETWORK, rates
 from training.cost.step_work import tile_of
 
@@ -52,12 +43,9 @@ CURES = {
 class Flaw:
     """Equal events of a step, on one device.
 
-    Attributes:
-        kind: a key of `CURES`.
-        what: the operation, with the end of its name in the traced program.
-        times: executions in a step.
-        bytes: moved or kept by all of them; 0 for matmuls and sums.
-        seconds: predicted, of all of them, if nothing hides them; 0 for kernels and sums.
+    `kind` is a key of `CURES`, and `what` the operation with the end of its name in the traced
+    program. `bytes` (0 for matmuls and sums) and predicted `seconds` (0 for kernels and sums) are
+    of all `times` that a step executes it, if nothing hides them.
     """
 
     kind: str
@@ -78,17 +66,11 @@ def audit(text: str, chip: Chip) -> tuple[Flaw, ...]:
     found: dict[tuple[str, str], Flaw] = {}
     for each in (*_of_instructions(module, chip), *_arguments(module)):
         key = each.kind, each.what
-        if key in found:
-            other = found[key]
-            each = replace(
-                each,
-                times=each.times + other.times,
-                bytes=each.bytes + other.bytes,
-                seconds=each.seconds + other.seconds,
-            )
+        if other := found.get(key):
+            times, size = each.times + other.times, each.bytes + other.bytes
+            each = Flaw(*key, times, size, each.seconds + other.seconds)
         found[key] = each
-    worst = sorted(found.values(), key=lambda each: (-each.seconds, -each.bytes, each.what))
-    return tuple(worst)
+    return tuple(sorted(found.values(), key=lambda each: (-each.seconds, -each.bytes, each.what)))
 
 
 def _of_instructions(module: Module, chip: Chip) -> Iterator[Flaw]:
@@ -98,7 +80,9 @@ def _of_instructions(module: Module, chip: Chip) -> Iterator[Flaw]:
         # A fused collective stands in its start, its end and every part.
         if (kind := collective_kind(each)) and (channel := _channel(each)) not in seen:
             seen.add(channel)
-            yield from _wait(visit, kind, chip)
+            if (moved := bytes_moved(each, visit.computation)) >= LARGE:
+                seconds = visit.times * _link(kind, moved, chip)
+                yield Flaw(WAITS, *_event(visit, kind), visit.times * moved, seconds)
         if dtype := _narrow(module, visit):
             yield Flaw(NARROW, *_event(visit, f"{each.opcode} in {dtype}"), 0, 0.0)
         if each.opcode in ("dot", "convolution"):
@@ -109,35 +93,25 @@ def _of_instructions(module: Module, chip: Chip) -> Iterator[Flaw]:
             yield from _moves(module, visit, chip)
 
 
-def _wait(visit: Visit, kind: str, chip: Chip) -> Iterator[Flaw]:
-    moved = bytes_moved(visit.instruction, visit.computation)
-    if moved >= LARGE:
-        seconds = visit.times * _link(kind, moved, chip)
-        yield Flaw(WAITS, *_event(visit, kind), visit.times * moved, seconds)
-
-
 def _matmul(visit: Visit, chip: Chip) -> Iterator[Flaw]:
     sizes = _sizes(visit)
     if sizes is None:
         return
     flops, executed = _flops(*sizes, side=tile_of(chip))
     seconds = visit.times * flops / (chip.peak * rates(chip).matmul)
-    if executed > PADDED * flops:
-        ratio = executed / flops
-        more = seconds * (ratio - 1)
-        yield Flaw(PADS, *_event(visit, f"{ratio:.1f} x of a matmul"), 0, more)
+    if (ratio := executed / flops) > PADDED:
+        what = _event(visit, f"{ratio:.1f} x of a matmul")
+        yield Flaw(PADS, *what, 0, seconds * (ratio - 1))
     if _again(visit.instruction):
         yield Flaw(TWICE, *_event(visit, "a matmul"), 0, seconds)
 
 
 def _moves(module: Module, visit: Visit, chip: Chip) -> Iterator[Flaw]:
-    """A large copy in the chip's memory, or one from or to the host's."""
     each, times = visit.instruction, visit.times
     size = sum(array.bytes for array in each.arrays)
     if size >= LARGE_COPY and _is_copy(module, each):
-        yield Flaw(
-            COPIES, *_event(visit, each.opcode), size * times, 2 * size * times / chip.bandwidth
-        )
+        seconds = 2 * size * times / chip.bandwidth
+        yield Flaw(COPIES, *_event(visit, each.opcode), size * times, seconds)
     if each.opcode == "copy-start" and _crosses(visit):
         size = times * max(array.bytes for array in each.arrays)
         yield Flaw(HOST, *_event(visit, "copy"), size, size / HOST_LINK)
@@ -169,9 +143,8 @@ def _hidden(module: Module) -> set[str]:
             starts = each.opcode == "send" or each.opcode.endswith("-start")
             if not fused and not (starts and _works_beside(every[place + 1 :], each)):
                 continue
-            called = module.computations.get(
-                str(each.attribute("to_apply") or each.attribute("calls"))
-            )
+            name = each.attribute("to_apply") or each.attribute("calls")
+            called = module.computations.get(str(name))
             inside = called.instructions.values() if called else ()
             found |= {_channel(other) for other in (each, *inside) if collective_kind(other)}
     return found
@@ -278,16 +251,12 @@ def _is_copy(module: Module, each: Instruction) -> bool:
     """Whether an instruction only writes its operand in another order."""
     if each.opcode != "fusion":
         return each.opcode in ("copy", "transpose")
-    opcodes = {inner.opcode for inner in _inside(module, each).instructions.values()}
+    inside = module.computations[str(each.attribute("calls"))].instructions.values()
+    opcodes = {inner.opcode for inner in inside}
     return opcodes <= _MOVES and bool(opcodes & {"copy", "transpose"})
 
 
-def _inside(module: Module, fusion: Instruction) -> Computation:
-    return module.computations[str(fusion.attribute("calls"))]
-
-
 def _crosses(visit: Visit) -> bool:
-    """Whether a copy's one end is in the host's memory."""
     each, given = visit.instruction, visit.computation.instructions
     return each.on_host or any(given[name].on_host for name in each.operands if name in given)
 

@@ -80,10 +80,8 @@ def executed_flops(
         return None
     shape, length = footprint(model), train.sequence_length
     again = repeated(model, train.remat)
-    weights = 6 * model.matmul_parameters
-    weights += model.layers * sum(
-        2 * each.rows * each.columns for each in shape.matrices if each.result in again
-    )
+    twice = [each.rows * each.columns for each in shape.matrices if each.result in again]
+    weights = 6 * model.matmul_parameters + 2 * model.layers * sum(twice)
     with_splash = replace(train, attention="splash")
     pairs = 0  # of a token and a position, over all layers and matmuls of attention
     for window, layers in Counter(shape.windows).items():

@@ -1,7 +1,6 @@
 """Reads the text of a compiled program (HLO): its instructions, and how often a step runs each.
 
-Loops are multiplied out, which XLA's own `cost_analysis` does not do. `training.cost.audit` says
-what of it is bad. Imports no JAX.
+Loops are multiplied out, which XLA's own `cost_analysis` does not do. Imports no JAX.
 """
 
 from __future__ import annotations
@@ -31,14 +30,8 @@ class Array:
 
     @property
     def bytes(self) -> int:
-        return self.size * _bits(self.dtype) // 8
-
-
-def _bits(dtype: str) -> int:
-    if dtype == "pred":
-        return 8
-    digits = re.search(r"\d+", dtype)
-    return int(digits[0]) if digits else 0
+        bits = re.search(r"\d+", self.dtype)
+        return self.size * (8 if self.dtype == "pred" else int(bits[0]) if bits else 0) // 8
 
 
 @dataclass(frozen=True)
@@ -62,12 +55,6 @@ class Instruction:
         """Name of its operation in the traced program; "" where the text has none."""
         found = re.search(r'op_name="([^"]*)"', self.text)
         return found[1] if found else ""
-
-    @property
-    def cycles(self) -> int | None:
-        """The TPU compiler's estimate for one execution, None where it gives none."""
-        found = re.search(r'"estimated_cycles":"(\d+)"', self.text)
-        return int(found[1]) if found else None
 
     def attribute(self, name: str) -> str | None:
         """The name or number after `name=`; None where the text does not have it."""
@@ -107,11 +94,7 @@ class Computation:
 
 @dataclass(frozen=True)
 class Module:
-    """A compiled program.
-
-    Attributes:
-        donated: numbers of the parameters whose memory a result takes.
-    """
+    """A compiled program; `donated` numbers the parameters whose memory a result takes."""
 
     computations: dict[str, Computation]
     entry: str
@@ -120,13 +103,10 @@ class Module:
 
 @dataclass(frozen=True)
 class Visit:
-    """An instruction and its number of executions per step.
+    """An instruction of a computation and its number of executions per step.
 
-    Attributes:
-        computation: the computation that contains it.
-        loops: op_name of every loop around it, outermost first.
-        fusion: the outermost fusion that contains it; None outside fusions.
-        unknown: whether it is a loop of unknown trip count, which counts as 1.
+    `loops` has the op_name of every loop around it, outermost first, and `fusion` is the outermost
+    one that contains it. A loop whose trip count is `unknown` counts as 1.
     """
 
     instruction: Instruction
@@ -138,7 +118,6 @@ class Visit:
 
 
 def parse(text: str) -> Module:
-    """Parse `compiled.as_text()`."""
     computations: dict[str, Computation] = {}
     entry, current, pending = None, None, ""
     for line in text.splitlines():
@@ -177,8 +156,8 @@ def _add(computation: Computation, line: str) -> None:
     )
     opcode, _, rest = rest[end + 2 :].partition("(")
     end = _closing("(" + rest) - 1
-    operands = () if opcode in ("constant", "parameter") else _operands(rest[:end])
-    text = rest if opcode in ("constant", "parameter") else rest[end + 1 :]
+    literal = opcode in ("constant", "parameter")
+    operands, text = ((), rest) if literal else (_operands(rest[:end]), rest[end + 1 :])
     computation.instructions[name] = Instruction(
         name, opcode, arrays, operands, text, bool(found[1]), on_host="S(5)" in results
     )
@@ -205,8 +184,7 @@ def _operands(text: str) -> tuple[str, ...]:
 def walk(module: Module) -> Iterator[Visit]:
     """Every instruction that a step executes, including those inside fusions.
 
-    A loop of unknown trip count counts as one iteration (see `turns`). All branches of a
-    conditional are visited, as if each were taken.
+    All branches of a conditional are visited, as if each were taken.
     """
     return _walk(module, module.entry, 1, (), None)
 
@@ -260,12 +238,10 @@ def _step(module: Module, body: Computation, index: int) -> int:
     if body.root.opcode != "tuple":
         return 1
     each = body.instructions.get(body.root.operands[index])
-    source, outer = body, {}
-    if each is not None and each.opcode == "fusion":
-        source = module.computations[str(each.attribute("calls"))]
-        outer = dict(zip(_parameters(source), each.operands, strict=True))
-        each = source.root
-    if each is None or each.opcode != "add":
+    if each is None:
+        return 1
+    source, each, outer = _inside(module, body, each)
+    if each.opcode != "add":
         return 1
     values = (
         _constant(body, outer[name]) if name in outer else _constant(source, name)
@@ -276,12 +252,7 @@ def _step(module: Module, body: Computation, index: int) -> int:
 
 def _bound(module: Module, condition: Computation) -> tuple[int, int] | None:
     """(index of the compared element of the carried tuple, exclusive bound); None if not found."""
-    root = condition.root
-    inner, outer = condition, {}
-    if root.opcode == "fusion":
-        inner = module.computations[str(root.attribute("calls"))]
-        outer = dict(zip(_parameters(inner), root.operands, strict=True))
-        root = inner.root
+    inner, root, outer = _inside(module, condition, condition.root)
     if root.opcode != "compare":
         return None
     index = bound = None
@@ -298,13 +269,22 @@ def _bound(module: Module, condition: Computation) -> tuple[int, int] | None:
     return index, bound + (root.attribute("direction") == "LE")
 
 
-def _parameters(computation: Computation) -> list[str]:
-    numbered = {
-        int(each.text.partition(")")[0]): name
-        for name, each in computation.instructions.items()
-        if each.opcode == "parameter"
+def _inside(
+    module: Module, computation: Computation, each: Instruction
+) -> tuple[Computation, Instruction, dict[str, str]]:
+    """The computation of a fusion, its root, and the operands by the names of its parameters.
+
+    Another instruction and its computation are returned as they are.
+    """
+    if each.opcode != "fusion":
+        return computation, each, {}
+    called = module.computations[str(each.attribute("calls"))]
+    parameters = {
+        name: each.operands[int(inner.text.partition(")")[0])]
+        for name, inner in called.instructions.items()
+        if inner.opcode == "parameter"
     }
-    return [numbered[i] for i in range(len(numbered))]
+    return called, called.root, parameters
 
 
 def _constant(computation: Computation, name: str) -> int | None:

@@ -20,10 +20,7 @@ from training.cost.step_time import CPU, KINDS, Forecast
 
 @dataclass(frozen=True)
 class Spread:
-    """Prior standard deviations of the terms, in natural logarithms.
-
-    `part` is the noise of one kind's time in a profile.
-    """
+    """Prior standard deviations of the terms; `part` is a kind's noise in a profile."""
 
     hardware: float
     kind: float
@@ -60,12 +57,9 @@ class Measurement:
 
 @dataclass(frozen=True)
 class Correction:
-    """What measurements say of a predicted step.
+    """What measurements say of a predicted step: factors of its time and of each kind's.
 
-    Attributes:
-        factor: of the step's time.
-        kinds: of the time of each kind in any step, by what steps and profiles say of it.
-        narrowed: deviation with the measurements / without them, above 0 to 1.
+    `narrowed` is the deviation with the measurements / without them, above 0 to 1.
     """
 
     factor: float

@@ -1,8 +1,8 @@
 """Estimates the memory of a train step on one device, as a table of its contents.
 
-The estimate is arithmetic on shapes, fitted to the memory that libtpu's compiler reports for the
-programs of `training.step.program`; tests/training/cost/test_memory_estimate.py has its error. The
-compiler's own figure is authoritative, see `training.preflight`.
+Arithmetic on shapes, fitted to the memory that libtpu's compiler reports for the programs of
+`training.step.program`; tests/training/cost/test_memory_estimate.py has its error. The compiler's
+own figure is authoritative, see `training.preflight`.
 """
 
 from __future__ import annotations
@@ -42,7 +42,6 @@ class Estimate:
         loss: logits of one chunk and their gradient.
         update: after the residuals are freed: optimizer state that comes from the host, and what
             Muon needs beyond what the update has freed.
-        host: bytes in the host's memory.
     """
 
     state: Parts
@@ -67,17 +66,14 @@ class Estimate:
 
     @property
     def total(self) -> float:
-        """Peak bytes."""
         return sum(self.parts.values())
 
     def __str__(self) -> str:
         host = sum(self.host.values())
-        return f"{self.total / GIB:.1f} GiB" + (
-            f" and {host / GIB:.1f} of the host" if host else ""
-        )
+        beside = f" and {host / GIB:.1f} of the host" if host else ""
+        return f"{self.total / GIB:.1f} GiB{beside}"
 
     def table(self) -> str:
-        """One line per part in GiB, their sum, and the parts in the host's memory."""
         rows = [*self.parts.items(), ("sum", self.total)]
         rows += [(f"host: {name}", size) for name, size in self.host.items() if size]
         return "\n".join(f"{name:<44}{size / GIB:>9.3f} GiB" for name, size in rows)
@@ -117,10 +113,7 @@ def estimate(
     window = None if None in model.windows else max(filter(None, model.windows))
     chunk = tokens * model.padded_vocab_size / int(train.loss_chunks) / tensor
     return Estimate(
-        state={
-            **held,
-            "optimizer state": 0.0 if on_host else moments,
-        },
+        state={**held, "optimizer state": 0.0 if on_host else moments},
         residuals={**_times(tokens * model.layers, residuals), **once},
         backward={
             **_times(tokens, _working(model, train.remat, width, parallel)),
@@ -242,10 +235,8 @@ def _residuals(
     if "attention_residuals" in kept and remat not in ("none", "dots"):
         kept["log-sum-exp"] = 4 * model.heads / tensor
     if remat == "none":
-        streams = 40 if model.residual_scale is None else 44
-        kept["float32 copies of norms and activations"] = (
-            streams * model.embed + 8 * model.mlp / tensor
-        )
+        streams = (40 if model.residual_scale is None else 44) * model.embed
+        kept["float32 copies of norms and activations"] = streams + 8 * model.mlp / tensor
     return kept, {name: size[name] for name in offloaded}
 
 

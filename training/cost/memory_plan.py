@@ -1,7 +1,7 @@
 """Resolves "auto" of remat, sharding, loss chunks and offload to settings that fit in memory.
 
-Chooses the cheapest combination that fits by `training.cost.memory_estimate`. An estimate may fill
-a device completely: the compiler's peak of a program that fits is lower (docs/models.md).
+An estimate may fill a device completely: the compiler's peak of a program that fits is lower
+(docs/models.md).
 """
 
 from __future__ import annotations
@@ -14,12 +14,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from models.shape.config import TransformerConfig
-from models.shape.footprint import (
-    LOGIT_BUDGET_BYTES,
-    chunk_count,
-    footprint,
-    parameter_axes,
-)
+from models.shape.footprint import LOGIT_BUDGET_BYTES, chunk_count, footprint, parameter_axes
 from models.shape.remat_names import BLOCK_INPUT, MATMULS
 from pipeline.errors import InputError
 from training.config import OptimizerConfig, Parallelism, TrainConfig
@@ -54,12 +49,9 @@ def _mesh(parallel: Parallelism, devices: int) -> Mapping[str, int]:
     return dict(zip(MESH_AXES, parallel.mesh_shape(devices), strict=True))
 
 
-CPU_LOGIT_BUDGET_BYTES = 16 * 2**20  # nearer to the size of its caches
-
-
 def logit_budget(platform: str) -> int:
-    """Bytes for the float32 logits of one chunk on a device of "tpu", "gpu" or "cpu"."""
-    return CPU_LOGIT_BUDGET_BYTES if platform == "cpu" else LOGIT_BUDGET_BYTES
+    """Bytes for the float32 logits of one chunk: of a CPU nearer to the size of its caches."""
+    return 16 * 2**20 if platform == "cpu" else LOGIT_BUDGET_BYTES
 
 
 SHARDINGS: dict[Sharding, float] = {"replicated": 0.0, "zero1": 0.01, "fsdp": 0.1}
@@ -77,7 +69,7 @@ class Devices:
 
     Attributes:
         limit: bytes that a program may use on one of them; None when not known.
-        slices: number of slices that they form; no state is sharded over several.
+        slices: that they form; no state is sharded over several.
         chip: their name in `pipeline.accelerators`; empty for others.
     """
 
@@ -121,22 +113,24 @@ def resolve(
     """
     candidates = []
     count, platform, limit = devices.count, devices.platform, devices.limit
-    shardings, memory = divisible(model, train.parallel, devices), train.parallel.optimizer_memory
     tokens = train.batch_size * train.sequence_length / count
     forward = tokens * model.layers * block_flops(model, train.sequence_length)
-    places: tuple[Literal["auto", "device", "host"], ...] = (
-        ("device", "host") if memory == "auto" else (memory,)
-    )
-    shardings = tuple(way for each in shardings for way in _reductions(each, train.microbatches))
+    memory = train.parallel.optimizer_memory
+    places: list[Literal["auto", "device", "host"]] = [memory]
+    places = ["device", "host"] if memory == "auto" else places
+    shardings = [
+        way
+        for each in divisible(model, train.parallel, devices)
+        for way in _reductions(each, train.microbatches)
+    ]
     # Inside a slice of TPUs, reductions run beside the matmuls; elsewhere a step waits for them.
     hidden = count == 1 or (platform == "tpu" and devices.slices == 1)
     better = "microbatch" if hidden else "step"
     chunks = {each: _chunks(model, train, each, count, platform) for each in shardings}
     for remat, sharding, place in itertools.product(_remats(model, train), shardings, places):
         parallel = dataclasses.replace(sharding, optimizer_memory=place)
-        found = dataclasses.replace(
-            train, remat=remat, parallel=parallel, loss_chunks=chunks[sharding]
-        )
+        made = {"remat": remat, "parallel": parallel, "loss_chunks": chunks[sharding]}
+        found = dataclasses.replace(train, **made)
         size = estimate(model, optimizer, found, count, platform=platform, chip=devices.chip)
         # Ranked by offload first (none, optimizer state, residuals, both), then by cost.
         offload = (2 if remat == OFFLOADED else 0) + (place == "host")
@@ -146,8 +140,7 @@ def resolve(
         cost += REDUCTION * (parallel.reduce != better)
         candidates.append(((offload, cost), size.total, len(candidates), found, size))
     fitting = [c for c in candidates if limit is None or c[1] <= limit]
-    best = min(fitting) if fitting else min(candidates, key=lambda c: c[1])
-    _, _, _, found, size = best
+    *_, found, size = min(fitting) if fitting else min(candidates, key=lambda c: c[1])
     if train.loss_chunks == "auto" and platform != "cpu" and fitting and limit is not None:
         found, size = _larger_chunks(model, optimizer, found, size, devices)
     return found, _reason(found, size, limit, recomputed(model, found.remat, train.sequence_length))
@@ -163,10 +156,9 @@ def _reductions(parallel: Parallelism, microbatches: int) -> list[Parallelism]:
 
 
 def _remats(model: TransformerConfig, train: TrainConfig) -> list[str]:
-    """The remat settings to compare, from all matmuls kept to none kept.
+    """The remat settings to compare, from all matmuls kept to none, and blocks' inputs offloaded.
 
-    In between, attention's result and output projection are kept with every subset of the other
-    matmuls. The last setting keeps nothing and offloads the blocks' inputs.
+    In between, attention's result and output projection are kept with every subset of the others.
     """
     if train.remat != "auto":
         return [train.remat]
@@ -175,23 +167,12 @@ def _remats(model: TransformerConfig, train: TrainConfig) -> list[str]:
     subsets = itertools.chain.from_iterable(
         itertools.combinations(others, count) for count in range(1, len(others))
     )
-    partial = ["save:" + ",".join((*always, *subset)) for subset in subsets]
-    return [
-        "matmuls",
-        *partial,
-        "save:" + ",".join(always),
-        "save:attention_residuals",
-        "full",
-        OFFLOADED,
-    ]
+    partial = ["save:" + ",".join((*always, *subset)) for subset in (*subsets, ())]
+    return ["matmuls", *partial, "save:attention_residuals", "full", OFFLOADED]
 
 
 def _chunks(
-    model: TransformerConfig,
-    train: TrainConfig,
-    parallel: Parallelism,
-    devices: int,
-    platform: str,
+    model: TransformerConfig, train: TrainConfig, parallel: Parallelism, devices: int, platform: str
 ) -> int:
     if train.loss_chunks != "auto":
         return int(train.loss_chunks)
@@ -222,10 +203,10 @@ def _larger_chunks(
     shards = data * group * sequence * train.microbatches
     tokens = train.batch_size * train.sequence_length / shards
     chunks = int(train.loss_chunks)
+    where = {"platform": devices.platform, "chip": devices.chip}
     while chunks % 2 == 0 and tokens / chunks < model.embed:
         chunks //= 2
         wider = dataclasses.replace(train, loss_chunks=chunks)
-        where = {"platform": devices.platform, "chip": devices.chip}
         larger = estimate(model, optimizer, wider, devices.count, **where)
         if larger.total > devices.limit:
             break
@@ -245,9 +226,7 @@ def _reason(train: TrainConfig, size: Estimate, limit: float | None, again: floa
         chosen += ", optimizer state in the host's memory"
     if limit is None:
         return f"{chosen}: the memory of a device is not known"
+    most = f"{limit / GIB:.1f} GiB"
     if size.total <= limit:
-        return f"{chosen}: estimated {size} of {limit / GIB:.1f} GiB"
-    return (
-        f"{chosen}: estimated {size}, more than {limit / GIB:.1f} GiB; use more "
-        "microbatches or devices"
-    )
+        return f"{chosen}: estimated {size} of {most}"
+    return f"{chosen}: estimated {size}, more than {most}; use more microbatches or devices"

@@ -27,10 +27,9 @@ class Work:
     """What is left of a training, in steps and seconds.
 
     Attributes:
-        steps: optimizer steps that are left.
-        step: 10th, 50th and 90th percentile of the seconds of a step with its share of evaluations;
-            a trial draws one of them for all its steps.
-        save: seconds for which a save stops the steps.
+        step: 10th, 50th and 90th percentile of a step with its share of evaluations; a trial draws
+            one of them for all its steps.
+        save: for which a save stops the steps.
         start, restart: from machines that are ready to the first step, of the first attempt and of
             one that resumes.
     """
@@ -50,10 +49,9 @@ class Work:
 class Preemptions:
     """When machines are taken away, and how long new ones take.
 
-    Attributes:
-        seconds: between two preemptions: samples, drawn with replacement, or one number, the mean
-            of an exponential distribution. Infinity for machines that are never taken away.
-        wait: mean seconds until there are new machines; exponential.
+    `seconds` between two preemptions are samples, drawn with replacement, or one number, the mean
+    of an exponential distribution; infinity for machines that are never taken away. `wait` is the
+    mean of the seconds until there are new machines, exponential.
     """
 
     seconds: tuple[float, ...]
@@ -68,12 +66,8 @@ class Preemptions:
 class Simulated:
     """Trials of one or more intervals, float64 [interval, trial]; infinity where one never ends.
 
-    Trials of all intervals use the same preemptions.
-
-    Attributes:
-        held: seconds for which the machines are held, and paid.
-        total: seconds until the end, waits included.
-        preemptions: how often machines were taken away.
+    Seconds for which machines are `held` and paid, and in `total`, waits included. All intervals
+    have the same preemptions.
     """
 
     held: np.ndarray

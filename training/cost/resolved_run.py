@@ -1,7 +1,7 @@
 """What a run will be on its devices, all choices made, or why it cannot be; imports no JAX.
 
-The trainer builds its programs from this, and `plan` asks it before anything is rented. Both
-therefore refuse the same runs, with the same words.
+The trainer builds its programs from this, and `plan` asks it before anything is rented, so both
+refuse the same runs, with the same words.
 """
 
 from __future__ import annotations
@@ -26,11 +26,7 @@ LANES = 128
 
 
 def lint(
-    model: TransformerConfig,
-    parallel: Parallelism,
-    *,
-    platform: str,
-    sequence_length: int,
+    model: TransformerConfig, parallel: Parallelism, *, platform: str, sequence_length: int
 ) -> list[str]:
     """One warning for every size that wastes the matrix unit or memory; none except on TPUs."""
     if platform != "tpu":
@@ -44,13 +40,13 @@ def lint(
             f"unit in attention's matmuls, in all {model.layers} layers, and time goes with the "
             f"number of heads{''.join(advice[:1])}"
         )
-    sizes = {"embed": model.embed, "mlp": model.mlp, "vocab": model.padded_vocab_size}
-    for name, size in sizes.items():
+    advice = f"; set TransformerConfig.vocab_multiple to {MATRIX_UNIT}"
+    sizes = [("embed", model.embed, ""), ("mlp", model.mlp, "")]
+    for name, size, cure in [*sizes, ("vocab", model.padded_vocab_size, advice)]:
         if size % MATRIX_UNIT:
-            advice = f"; set TransformerConfig.vocab_multiple to {MATRIX_UNIT}"
             found.append(
                 f"{name} {size} is not a multiple of {MATRIX_UNIT}: the last tile of each matmul "
-                f"with it is partly empty{advice if name == 'vocab' else ''}"
+                f"with it is partly empty{cure}"
             )
     positions, tensor = sequence_length // parallel.sequence, parallel.tensor
     if positions % LANES:
@@ -73,11 +69,7 @@ def lint(
 class ResolvedPhase:
     """A batch phase of a run: its program, forecast, memory, record and page are made from this.
 
-    Attributes:
-        train: its configuration without "auto"; the sharding is the same in all phases.
-        reason: why these settings were chosen, as a sentence.
-        estimate: estimated memory of one device.
-        options: of the compiler, see `training.cost.compiler_options`.
+    `train` has no "auto", for which `reason` is a sentence; the sharding is the same in all phases.
     """
 
     model: TransformerConfig
@@ -93,17 +85,13 @@ class ResolvedPhase:
 
 @dataclass(frozen=True)
 class ResolvedRun:
-    """The phases that are left of a run, at least one.
-
-    `evaluation` is the attention back end of evaluations, whose sequences are not cut.
-    """
+    """The phases that are left of a run, at least one; in `evaluation` sequences are not cut."""
 
     phases: tuple[ResolvedPhase, ...]
     evaluation: BackendChoice
 
     @property
     def largest(self) -> ResolvedPhase:
-        """The phase whose steps need the most memory."""
         largest = largest_of([each.phase for each in self.phases])
         return next(each for each in self.phases if each.phase is largest)
 
@@ -118,7 +106,7 @@ def resolve_run(
 ) -> ResolvedRun:
     """The run on `devices`, with `done` steps behind it; steps and sequence length are known.
 
-    The largest phase decides the sharding. Batches of which no step is left are not looked at.
+    The largest phase that is left decides the sharding.
     """
     left = check_run(model, optimizer, train, devices, done=done)
     largest = largest_of(left)
@@ -126,27 +114,23 @@ def resolve_run(
     train = dataclasses.replace(train, parallel=decided[0].parallel)
     for phase in left:  # again, as rules may divide batches differently by sharding
         check_batch(phase.config(train), train.parallel, devices.count, phase.first)
-    found = {(largest.rows, largest.pieces): decided}
-    for phase in left:
-        shape = phase.rows, phase.pieces
-        if shape not in found:
-            found[shape] = resolve(model, optimizer, phase.config(train), devices)
-    options = compiler_options(
-        devices.platform, devices.chip, devices.count, train.compiler_options
-    )
-    where = devices.platform, devices.chip
+    platform, chip, count = devices.platform, devices.chip, devices.count
+    options = compiler_options(platform, chip, count, train.compiler_options)
     chosen = {}
-    for shape, (config, reason) in found.items():
-        backend = attention_backend(model, config, *where)
-        size = estimate(
-            model, optimizer, config, devices.count, platform=devices.platform, chip=devices.chip
-        )
+    for phase in (largest, *left):
+        if (shape := (phase.rows, phase.pieces)) in chosen:
+            continue
+        config, reason = decided
+        if phase is not largest:
+            config, reason = resolve(model, optimizer, phase.config(train), devices)
+        backend = attention_backend(model, config, platform, chip)
+        size = estimate(model, optimizer, config, count, platform=platform, chip=chip)
         chosen[shape] = config, reason, backend, size
     phases = tuple(
         ResolvedPhase(model, optimizer, devices, each, *chosen[each.rows, each.pieces], options)
         for each in left
     )
-    return ResolvedRun(phases, attention_backend(model, train, *where))
+    return ResolvedRun(phases, attention_backend(model, train, platform, chip))
 
 
 def check_run(

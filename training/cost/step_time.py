@@ -25,9 +25,7 @@ from training.cost.memory_estimate import optimizer_bytes, own_matrices
 from training.cost.resolved_run import ResolvedPhase
 from training.cost.step_work import StepShape, Work, work
 
-NETWORK = {
-    **{"v4": 6.25e9, "v5e": 6.25e9, "v5p": 6.25e9, "v6e": 12.5e9, "v7x": 6.25e9, "a100": 25e9}
-}
+NETWORK = {**dict.fromkeys(("v4", "v5e", "v5p", "v7x"), 6.25e9), "v6e": 12.5e9, "a100": 25e9}
 """Bytes per second of one device to other slices or hosts ("How to Scale Your Model", table of
 chips; eight 200 Gb/s adapters for eight A100; 100 Gb/s a chip of v7x by Google)."""
 EXPONENTIALS = {"a100": 2.4e12, "h100": 3.7e12, "h200": 3.7e12, "b200": 4.4e12}
@@ -41,8 +39,8 @@ HOST_LINK = 16e9
 """Bytes per second between one chip and its host, when several chips share the host's link."""
 
 CPU = "cpu"
-_CORE = {"peak": 40e9, "bandwidth": 5e9}
-"""A guess at one core of a CPU in float32; a store's runs correct it (`training.cost.learned`)."""
+_CORE = (40e9, 5e9)
+"""A guess at the peak and bandwidth of a CPU's core in float32, which a store's runs correct."""
 
 ROWS = 155
 ERROR, ERROR_90 = 0.102, 0.273
@@ -85,8 +83,7 @@ class Rates:
         streams: share of `Work.stream_bytes` and of 12 bytes a logit that reaches memory.
         logits: time of a logit in the loss, in units of `score_seconds`; 0 where only bytes count.
         exposed: share of the collectives' time that computation never hides.
-        fixed: seconds per step that no other term explains.
-        doubling: seconds that each doubling of the chips adds to a step.
+        fixed: seconds of every step, and `doubling` those that each doubling of the chips adds.
     """
 
     matmul: Any
@@ -100,15 +97,9 @@ class Rates:
 
 def cpu(devices: int, cores: int) -> Chip:
     """One of the devices that share a machine's cores."""
-    share = cores / devices
-    return Chip(
-        name=CPU,
-        device_kinds=(CPU,),
-        memory=0.0,
-        peak=_CORE["peak"] * share,
-        bandwidth=_CORE["bandwidth"] * share,
-        link=_CORE["bandwidth"] * share,
-    )
+    peak, bandwidth = (cores / devices * rate for rate in _CORE)
+    rates = {"peak": peak, "bandwidth": bandwidth, "link": bandwidth}
+    return Chip(name=CPU, device_kinds=(CPU,), memory=0.0, **rates)
 
 
 def rates(chip: Chip) -> Rates:
@@ -127,14 +118,10 @@ def rates(chip: Chip) -> Rates:
 
 @dataclass(frozen=True, kw_only=True)
 class Forecast:
-    """A predicted step.
+    """A predicted step: its seconds by kind of work, and the `tokens` of all devices.
 
-    Attributes:
-        times: seconds by kind of work, see `KINDS`.
-        tokens: tokens per step, over all devices.
-        mfu: model FLOPs over the peak, with causal attention.
-        mfu_full: the same with attention over all pairs.
-        ratios: ends of the 80 % interval / the predicted time, of `RANGES`.
+    `mfu` is of causal attention, `mfu_full` of attention over all pairs; `ratios` are the ends of
+    the 80 % interval / the predicted time, of `RANGES`.
     """
 
     times: dict[str, float]
@@ -145,7 +132,6 @@ class Forecast:
 
     @property
     def seconds(self) -> float:
-        """Predicted seconds of one step."""
         return sum(self.times.values())
 
     @property
@@ -161,10 +147,9 @@ class Forecast:
 
 
 def forecast(run: ResolvedPhase, chip: Chip) -> Forecast:
-    """The prediction for a step of a resolved run on chips of one kind."""
     model, optimizer, train, devices = run.model, run.optimizer, run.train, run.devices.count
     _, group, sequence, tensor = train.parallel.mesh_shape(devices)
-    own = own_matrices(model, optimizer, group * tensor)
+    own = own_matrices(model, optimizer, group * tensor).items()
     job = StepShape(
         model=model,
         rows=train.batch_size / devices,
@@ -179,7 +164,7 @@ def forecast(run: ResolvedPhase, chip: Chip) -> Forecast:
         remat=train.remat,
         state_bytes=optimizer_bytes(model, optimizer) / model.parameter_count,
         update_flops=orthogonalization_flops(model, optimizer, group * tensor),
-        shared=float(sum(count * m * n for (m, n), count in own.items())),
+        shared=float(sum(count * m * n for (m, n), count in own)),
         on_host=train.parallel.optimizer_memory == "host",
         reduces_once=train.parallel.reduce == "step",
     )

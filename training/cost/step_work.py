@@ -1,6 +1,6 @@
 """Counts the work of one train step on a chip from shapes: matmuls, scores, bytes; imports no JAX.
 
-`training.cost.step_time` converts the counts into seconds; its free parameters are not used here.
+`training.cost.step_time` converts the counts into seconds.
 """
 
 from __future__ import annotations
@@ -23,12 +23,10 @@ HOST_CHIPS = 8
 class StepShape:
     """A train step on a kind of chip.
 
+    `group`, `sharding`, `sequence` and `tensor` are as in `training.config.parallelism`.
+
     Attributes:
         rows: sequences per step / chips; a fraction where chips share a sequence.
-        group: chips that share one copy of parameters and optimizer state.
-        sharding: "replicated", "zero1" or "fsdp", see `training.config.parallelism`.
-        sequence: chips that share the positions of a sequence.
-        tensor: chips that share heads, MLP and vocabulary.
         slices: groups of chips that only the data-centre network connects.
         remat: see `models.shape.remat_names`; "half" keeps the matmuls of every second layer.
         state_bytes: bytes of optimizer state per parameter.
@@ -66,20 +64,18 @@ class Work:
     """FLOPs and bytes of one step on one chip.
 
     Attributes:
-        matmul_flops: executed FLOPs of matmuls with weights, at sizes padded to the matrix unit.
-        matmul_bytes: bytes of operands and results of these matmuls.
-        head_flops: the part of `matmul_flops` of the output head.
+        matmul_flops: executed FLOPs of matmuls with weights, at sizes padded to the matrix unit;
+            `head_flops` is the output head's part.
+        matmul_bytes: of operands and results of these matmuls.
         scores: (query, key) pairs times heads that the kernels compute; the backward pass counts as
-            `BACKWARD_SCORES` forward passes.
-        score_flops: FLOPs of attention's matmuls over these pairs, at padded head sizes.
-        stream_bytes: bytes that norms, activations and residual additions read and write.
+            `BACKWARD_SCORES` forward passes. `score_flops` are of their matmuls, at padded sizes.
+        stream_bytes: that norms, activations and residual additions read and write.
         logits: (position, id) pairs of the loss.
-        update_bytes: bytes of parameters, gradients and optimizer state that the update moves.
-        update_flops: FLOPs of the optimizer's matmuls.
-        host_bytes: bytes moved between chip and host.
-        gathered_bytes: bytes of parameters and gradients that collectives move per chip.
-        activation_bytes: bytes of collectives over `tensor` and `sequence`.
-        network_bytes: bytes that leave the slice, or the host with GPUs.
+        update_bytes: of parameters, gradients and optimizer state that the update moves.
+        host_bytes: moved between chip and host.
+        gathered_bytes: of parameters and gradients that collectives move.
+        activation_bytes: of collectives over `tensor` and `sequence`.
+        network_bytes: that leave the slice, or the host with GPUs.
         doublings: base-2 logarithm of the chips that take part in the step.
     """
 
@@ -105,7 +101,6 @@ of their matmuls is 5 to 2."""
 
 
 def work(job: StepShape, chip: Chip) -> Work:
-    """Counts of one step."""
     model, tokens = job.model, job.tokens
     again = dict.fromkeys(repeated(model, "full" if job.remat == "half" else job.remat), 1.0)
     if job.remat == "half":
@@ -213,11 +208,10 @@ def _state_traffic(job: StepShape, chip: Chip) -> tuple[float, float]:
 
     Collectives are rings over n chips: an all-gather or reduce-scatter moves (n - 1) / n of the
     array per chip, an all-reduce twice that. Gradients count as float32, which sums of a microbatch
-    rarely are: their bytes are a bound. They are summed over the chips once a step or
-    every microbatch: libtpu reports 111, 222 and 415 MB for 1, 2 and 4 microbatches on v6e-16. With
-    several slices, each chip sends its share of the gradients to the others as often, with every
-    sharding: a quarter on two v6e-4. Muon's all-to-alls, to whole matrices and back, move (n - 1) /
-    n of a chip's own.
+    rarely are: their bytes are a bound. libtpu reports 111, 222 and 415 MB for 1, 2 and 4
+    microbatches on v6e-16. With several slices, each chip sends its share of the gradients to the
+    others as often, with every sharding: a quarter on two v6e-4. Muon's all-to-alls, to whole
+    matrices and back, move (n - 1) / n of a chip's own.
     """
     size = 2 * job.model.parameter_count / job.tensor  # in the compute dtype
     ring = (job.group - 1) / job.group
@@ -236,7 +230,6 @@ def _state_traffic(job: StepShape, chip: Chip) -> tuple[float, float]:
 
 
 def _activations(job: StepShape) -> float:
-    """Bytes of collectives between the chips that share matrices, and that share a sequence."""
     model, residuals = job.model, job.tokens * job.tensor * job.model.embed
     again = 1 if job.remat not in ("none", "matmuls", "dots") else 0
     # All-reduces of the residual stream (2 bytes, moved twice): in a layer two forward, two

@@ -1,7 +1,7 @@
-"""Scores checkpoints on all devices: loss on held-out splits, and generated samples.
+"""Scores checkpoints on all devices: loss on held-out splits or of rows, and generated samples.
 
-All processes that follow a training run loop together: process 0 looks for the next checkpoint, and
-one all-gather shares its result and whether any process was asked to stop.
+The processes that follow a training loop together: process 0 looks for the next checkpoint, and one
+all-gather shares its result and whether any process was asked to stop.
 """
 
 from __future__ import annotations
@@ -27,27 +27,23 @@ from training.config import OptimizerConfig, Parallelism, TrainConfig
 from training.config.job import MetricsRow, Prompts
 from training.cost.attention import attention_backend
 from training.cost.memory_plan import resolve
-from training.evaluate.evaluator import Evaluator, Split
+from training.evaluate.evaluator import Evaluator, SequenceSpans, Split, fetch, read_batches
 from training.evaluate.generate_samples import SampleGenerator
 from training.evaluate.loglikelihood import Likelihood
 from training.fault import StopSignal
 from training.sharding.layout import Layout, make_layout
 from training.step.program import described
-from training.step.train_step import Boundaries, make_evaluation_step
+from training.step.train_step import Boundaries, EvaluationStep, make_evaluation_step
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScoreJob:
-    """The evaluation of checkpoints of one model, as plain data that other processes can receive.
+    """The evaluation of checkpoints of one model, as plain data; see `Evaluator`.
 
     Attributes:
-        sequences: sequences to read of each split, spread over it; None for all.
-        batch_size: sequences per batch; None for `TrainConfig.evaluation_batch`. Rounded up to a
-            multiple of the devices that share a batch.
-        token_bytes: number of UTF-8 bytes of every id.
-        tokenizer: digest of the tokenizer that wrote the shards.
+        batch_size: sequences per batch; None for `TrainConfig.evaluation_batch`.
         masked, begins: whether ids are stored with a loss mask, and with the beginnings of
             conversations, see `training.step.train_step`.
     """
@@ -84,25 +80,18 @@ class Scorer:
     """
 
     def __init__(self, job: ScoreJob, devices: Sequence[jax.Device] | None = None) -> None:
-        train, self._layout = placed(job.model, job.train, devices)
-        self._job = job
-        backend = attention_backend(
-            job.model, train, self._layout.platform, self._layout.chip
-        ).backend
-        ids = job.model.vocab_size
-        boundaries = Boundaries(
-            eos_id=job.eos_id,
-            separate=train.separate_documents,
-            masked_from=ids if job.masked else None,
-            begins=job.begins,
+        flags = {"masked": job.masked, "begins": job.begins}
+        step, train, self._layout = evaluation_on(
+            devices, job.model, job.train, job.eos_id, **flags
         )
+        self._job = job
         self._evaluator = Evaluator(
-            make_evaluation_step(train, self._layout, backend, boundaries),
+            step,
             self._layout,
             job.splits,
             job.token_bytes,
             tokenizer=job.tokenizer,
-            stored_ids=ids * (1 + job.masked + job.begins),
+            stored_ids=job.model.vocab_size * (1 + job.masked + job.begins),
             sequence_length=train.sequence_length,
             batch_size=job.batch_size or train.evaluation_batch,
             sequences=job.sequences,
@@ -114,18 +103,42 @@ class Scorer:
 
     @fixed_numerics()
     def load(self, checkpoint: str) -> Transformer:
-        """The model of a checkpoint, on this scorer's devices."""
         return load_model_onto(self._layout, checkpoint, self._job.model)
 
     @fixed_numerics()
     def score(self, model: Transformer) -> Scored:
-        """Losses and samples of a model that `load` returned."""
         samples = [] if self._generator is None else self._generator(model)
         rows, sequences = self._evaluator(model)
         return Scored(rows=rows, samples=samples, sequences=sequences)
 
     def close(self) -> None:
         self._evaluator.close()
+
+
+def evaluation_on(
+    devices: Sequence[jax.Device] | None,
+    model: TransformerConfig,
+    train: TrainConfig,
+    eos_id: int,
+    *,
+    masked: bool,
+    begins: bool,
+    padded: bool = False,
+) -> tuple[EvaluationStep, TrainConfig, Layout]:
+    """The step of `make_evaluation_step` on devices (None for all), and what `placed` gives.
+
+    The flags are those of `training.step.train_step.Boundaries`.
+    """
+    train, layout = placed(model, train, devices)
+    backend = attention_backend(model, train, layout.platform, layout.chip).backend
+    boundaries = Boundaries(
+        eos_id=eos_id,
+        separate=train.separate_documents,
+        padded=padded,
+        masked_from=model.vocab_size if masked else None,
+        begins=begins,
+    )
+    return make_evaluation_step(train, layout, backend, boundaries), train, layout
 
 
 def load_scored(
@@ -137,11 +150,7 @@ def load_scored(
     batch_size: int | None = None,
     devices: Sequence[jax.Device] | None = None,
 ) -> tuple[Likelihood, Transformer]:
-    """A `Likelihood` and the model of a checkpoint, both on `devices` (default: all).
-
-    Raises:
-        CorruptOutput: the checkpoint's files are missing or changed.
-    """
+    """A `Likelihood` and the model of a checkpoint, both on `devices` (default: all)."""
     train, layout = placed(model, train, devices)
     boundaries = Boundaries(eos_id=eos_id, separate=train.separate_documents)
     size = batch_size or train.evaluation_batch
@@ -158,8 +167,12 @@ def placed(
     devices, the automatic one replaces it.
     """
     devices = devices or jax.devices()
+    # An evaluation has one batch shape, whatever the batches of training were.
+    batch = {"batch_size": train.evaluation_batch, "microbatches": 1}
+    train = dataclasses.replace(train, **batch, batch_schedule=(), length_schedule=())
     try:
-        return _spread(model, train, devices)
+        found, _ = resolve(model, OptimizerConfig(), train, described(devices))
+        return found, make_layout(devices, found.parallel)
     except InputError:
         if train.parallel == Parallelism():
             raise
@@ -168,17 +181,35 @@ def placed(
         train.parallel,
         len(devices),
     )
-    return _spread(model, dataclasses.replace(train, parallel=Parallelism()), devices)
+    return placed(model, dataclasses.replace(train, parallel=Parallelism()), devices)
 
 
-def _spread(
-    model: TransformerConfig, train: TrainConfig, devices: Sequence[jax.Device]
-) -> tuple[TrainConfig, Layout]:
-    # An evaluation has one batch shape, whatever the batches of training were.
-    batch = {"batch_size": train.evaluation_batch, "microbatches": 1}
-    train = dataclasses.replace(train, **batch, batch_schedule=(), length_schedule=())
-    train, _ = resolve(model, OptimizerConfig(), train, described(devices))
-    return train, make_layout(devices, train.parallel)
+@fixed_numerics()
+def row_losses(
+    checkpoint: str,
+    rows: np.ndarray,
+    model: TransformerConfig,
+    train: TrainConfig,
+    eos_id: int,
+    **flags: bool,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Summed nll in nats, float32 [row], and counted tokens, int32 [row], of one process.
+
+    Takes the stored ids of a training batch, int32 [row, position], and the flags of
+    `evaluation_on`. A row's loss is the one that training takes: masked tokens and padding do not
+    count, and documents are separate if they were in training. The parameters are those that the
+    checkpoint publishes: the EMA where it has one.
+    """
+    step, train, layout = evaluation_on(None, model, train, eos_id, **flags)
+    trained = load_model_onto(layout, checkpoint, model)
+    size = layout.whole_batch(min(train.evaluation_batch, len(rows)))
+    # Only nll and counts are read: every id may be of no bytes.
+    nothing = jax.device_put(np.zeros(model.vocab_size, np.int32), layout.replicated)
+    spans = SequenceSpans(np.arange(len(rows)), np.full(len(rows), rows.shape[1]))
+    batches = read_batches(spans, lambda at, _: rows[at], rows.shape[1], size, layout)
+    parts = fetch(step(trained, *batch, nothing)[:2] for batch in batches)
+    nll, tokens = (np.concatenate([part[i] for part in parts])[: len(rows)] for i in (0, 1))
+    return nll, tokens
 
 
 LOOK_SECONDS = 1.0
@@ -196,12 +227,12 @@ class Next:
     end: bool = False
 
 
-Find = Callable[[], Next]
-Keep = Callable[[Next, Scored], None]
-Skip = Callable[[Next, str], None]
-
-
-def follow(scorer: Scorer, find: Find, keep: Keep, skip: Skip) -> bool:
+def follow(
+    scorer: Scorer,
+    find: Callable[[], Next],
+    keep: Callable[[Next, Scored], None],
+    skip: Callable[[Next, str], None],
+) -> bool:
     """Score checkpoints until the end; False when SIGTERM cancelled the loop before.
 
     Process 0 calls `find` repeatedly for the next checkpoint, `keep` with its scores before it
@@ -212,7 +243,7 @@ def follow(scorer: Scorer, find: Find, keep: Keep, skip: Skip) -> bool:
     """
     leader = jax.process_index() == 0
     failed = 0
-    # Every process notes its own signal, and `_share` tells the others.
+    # Every process notes its own signal, which `_share` passes to the others.
     with StopSignal(many_processes=False) as stop:
         while True:
             found, cancelled = _share(find() if leader else Next(), stop.requested())
@@ -224,10 +255,8 @@ def follow(scorer: Scorer, find: Find, keep: Keep, skip: Skip) -> bool:
             try:  # if one process cannot read a checkpoint, all of them raise the same class
                 model = scorer.load(found.path)
             except CorruptOutput as error:
-                failed = 0
                 if leader:
                     skip(found, " ".join(str(error).split()))
-                continue
             except (StorageError, OSError) as error:
                 failed += 1
                 if failed == MOST_FAILED_LOOKS:
@@ -237,11 +266,12 @@ def follow(scorer: Scorer, find: Find, keep: Keep, skip: Skip) -> bool:
                 logger.warning("%s: will be read again: %s", found.path, error)
                 time.sleep(LOOK_SECONDS)
                 continue
+            else:
+                scored = scorer.score(model)
+                del model  # free its memory before the next one is read
+                if leader:
+                    keep(found, scored)
             failed = 0
-            scored = scorer.score(model)
-            del model  # free its memory before the next one is read
-            if leader:
-                keep(found, scored)
 
 
 def _share(found: Next, stop: bool) -> tuple[Next, bool]:

@@ -2,13 +2,10 @@
 
 A split is cut into sequences in order; the last may be shorter. An evaluation reads all of them, or
 a fixed number spread evenly over the split, so that no part of it (a crawl, a file) dominates.
-Batches are read while the devices compute the ones before; the host blocks only when `IN_FLIGHT`
-batches are pending and reads the sums once, at the end. The sum of a sequence is float32 and the
-host adds the sequences in float64, so the result depends on neither the batch size nor the number
-of devices, except for rounding within a sequence. All counted tokens have the same weight.
-
-Bits per byte are the summed negative log-likelihood (in bits) / the UTF-8 bytes of the predicted
-tokens, so models with different tokenizers can be compared.
+The sum of a sequence is float32 and the host adds the sequences in float64, so the result depends
+on neither the batch size nor the number of devices, except for rounding within a sequence. All
+counted tokens have the same weight. Bits per byte are the summed negative log-likelihood (in bits)
+/ the UTF-8 bytes of the predicted tokens, so models with different tokenizers can be compared.
 """
 
 from __future__ import annotations
@@ -25,7 +22,6 @@ import numpy as np
 
 from data.cache.token_array import TokenArray
 from data.cache.token_shard import TokenShard
-from models.shape.validation import Count, check_value
 from models.transformer import Transformer
 from pipeline.errors import InputError
 from training.config.job import MetricsRow, TrainJob
@@ -39,12 +35,12 @@ from training.step.train_step import EvaluationStep
 if TYPE_CHECKING:
     from training.evaluate.generate_samples import SampleGenerator
 
-
-Read = Callable[[np.ndarray, int], np.ndarray]
 Split = tuple[str, tuple[TokenShard, ...]]
+Batch = tuple[jax.Array, jax.Array]
+"""Tokens int32 [batch, position] and lengths without padding int32 [batch], on devices."""
 
-# Batches in flight: enough to keep the devices busy, few enough to fit in memory.
 IN_FLIGHT = 4
+"""Batches whose results the host does not wait for; few enough to fit in memory."""
 
 
 @dataclass(frozen=True)
@@ -61,15 +57,10 @@ class SequenceSpans:
         return found.hexdigest()[:20]
 
 
-Batch = tuple[jax.Array, jax.Array]
-"""Tokens int32 [batch, position] and lengths without padding int32 [batch], on devices."""
-
-
 def plan_sequences(tokens: int, length: int, most: int | None = None) -> SequenceSpans:
-    """The sequences of a split of so many tokens that an evaluation reads.
+    """The sequences of a split of so many tokens that an evaluation reads, at most `most`.
 
-    The last sequence has the remainder, if that is 2 or more. At most `most` are read, spread
-    evenly over the split; None for all of them.
+    The last sequence of the split has the remainder, if that is 2 or more.
     """
     whole, left = divmod(tokens, length)
     available = whole + (left >= 2)
@@ -80,7 +71,11 @@ def plan_sequences(tokens: int, length: int, most: int | None = None) -> Sequenc
 
 
 def read_batches(
-    rows: SequenceSpans, read: Read, length: int, batch_size: int, layout: Layout
+    rows: SequenceSpans,
+    read: Callable[[np.ndarray, int], np.ndarray],
+    length: int,
+    batch_size: int,
+    layout: Layout,
 ) -> Iterator[Batch]:
     """The sequences as batches of one shape; each process reads only its own part.
 
@@ -138,8 +133,8 @@ def evaluate(
         "tokens": tokens,
         "bytes": size,
     }
-    by_sequence = [np.concatenate([part[i] for part in parts]) for i in (0, 1)]
-    return row, by_sequence[0], by_sequence[1]
+    ours, counts = (np.concatenate([part[i] for part in parts]) for i in (0, 1))
+    return row, ours, counts
 
 
 class Interrupted(Exception):
@@ -171,7 +166,6 @@ class Evaluator:
         batch_size: int,
         sequences: int | None = None,
     ) -> None:
-        check_value("evaluation.sequences", sequences, Count | None)
         self._step, self._layout = step, layout
         self._length, self._batch_size = sequence_length, layout.whole_batch(batch_size)
         self._files = ExitStack()
@@ -193,10 +187,8 @@ class Evaluator:
     ) -> tuple[list[MetricsRow], list[MetricsRow]]:
         """One metrics row per split, see `evaluate`, and one of `SequenceLosses`.
 
-        Every process gets the same ones.
-
-        Raises:
-            Interrupted: `stopping`, which is called before every batch, returned true.
+        Every process gets the same ones. Raises `Interrupted` if `stopping`, which is called before
+        every batch, returns true.
         """
 
         def unless_stopped(batches: Iterator[Batch]) -> Iterator[Batch]:
@@ -226,10 +218,7 @@ class InTrainingEvaluation:
     """
 
     def __init__(self, job: TrainJob, program: Program, watch: Stopwatch, evaluated: int) -> None:
-        train = job.train
-        self._job = job
-        self._watch = watch
-        self.evaluated = evaluated
+        self._job, self._watch, self.evaluated = job, watch, evaluated
         self._evaluator = Evaluator(
             program.evaluation_step,
             program.layout,
@@ -237,9 +226,9 @@ class InTrainingEvaluation:
             job.token_bytes,
             tokenizer=job.data.tokenizer,
             stored_ids=job.data.stored_ids,
-            sequence_length=train.sequence_length,
-            batch_size=train.evaluation_batch,
-            sequences=train.evaluate_sequences,
+            sequence_length=job.train.sequence_length,
+            batch_size=job.train.evaluation_batch,
+            sequences=job.train.evaluate_sequences,
         )
         self._generator: SampleGenerator | None = None
         if job.prompts is not None:
@@ -261,8 +250,7 @@ class InTrainingEvaluation:
     ) -> list[tuple[str, MetricsRow]] | None:
         """The rows after a step, each with its kind; None when it was cancelled.
 
-        The kinds are "evaluation", "sample" and, after the last step, "sequences". Every process
-        calls it. `stopping` is called before every batch.
+        The kinds are "evaluation", "sample" and, after the last step, "sequences".
         """
         try:
             scores, by_sequence = self._evaluator(state.eval_params, stopping)

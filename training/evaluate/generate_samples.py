@@ -7,15 +7,12 @@ and gets the same text.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from data.tokenizer.text_tokenizer import TextTokenizer
 from models.generate.generate import NO_TOKEN, advance, begin, cache_length, check, pad_prompts
-from models.generate.sampling_config import Sampling
 from models.generate.token_sampling import Rules
 from models.jax_numerics import exact_products
 from models.layers.norms import cast
@@ -28,35 +25,26 @@ from training.sharding.layout import Layout
 _REFERENCE_MAX_PROMPT = 512
 
 
-class Sampler:
-    """Completes fixed prompts with the parameters that each call passes.
-
-    `new_tokens` are at most added to each prompt, greedily by default, and end with `eos_id`.
-    """
+class SampleGenerator:
+    """Completes text prompts with the parameters that each call passes; compiles one program."""
 
     def __init__(
-        self,
-        config: TransformerConfig,
-        layout: Layout,
-        prompts: Sequence[Sequence[int]],
-        *,
-        new_tokens: int,
-        compute_dtype: str,
-        sampling: Sampling | None = None,
-        eos_id: int | None = None,
+        self, prompts: Prompts, config: TransformerConfig, layout: Layout, compute_dtype: str
     ) -> None:
-        check(config, prompts, new_tokens)
-        tokens, lengths = pad_prompts(config, prompts)
-        positions = cache_length(config, prompts, new_tokens)
-        sampling = sampling or Sampling()
-        eos = NO_TOKEN if eos_id is None else eos_id
+        self._prompts = prompts.prompts
+        self._tokenizer = TextTokenizer.load(prompts.tokenizer)
+        self._encoded = [self._tokenizer.prompt_ids(text) for text in prompts.prompts]
+        check(config, self._encoded, prompts.new_tokens)
+        tokens, lengths = pad_prompts(config, self._encoded)
+        positions = cache_length(config, self._encoded, prompts.new_tokens)
         # Both back ends are plain JAX, which the compiler can partition over any mesh.
         backend = "reference" if tokens.shape[1] <= _REFERENCE_MAX_PROMPT else "blockwise"
+        new_tokens, eos_id = prompts.new_tokens, self._tokenizer.eos_id
 
         @exact_products(compute_dtype)
         def sample(model: Transformer) -> jax.Array:
             compute_params = cast(model, jnp.dtype(compute_dtype))
-            rules, end = Rules.of(sampling), jnp.int32(eos)
+            rules, end = Rules.of(prompts.sampling), jnp.int32(eos_id)
             state = begin(
                 compute_params,
                 jnp.asarray(tokens),
@@ -77,35 +65,16 @@ class Sampler:
 
         self._sample = jax.jit(sample, out_shardings=layout.replicated)
 
-    def __call__(self, model: Transformer) -> list[list[int]]:
-        """The new ids of every prompt; the model is in float32 and sharded alike in every call."""
-        rows = np.asarray(jax.device_get(self._sample(model)))
-        return [[int(token) for token in row if token != NO_TOKEN] for row in rows]
-
-
-class SampleGenerator:
-    """Completes text prompts with the parameters that each call passes; compiles one program."""
-
-    def __init__(
-        self, prompts: Prompts, config: TransformerConfig, layout: Layout, compute_dtype: str
-    ) -> None:
-        self._prompts = prompts.prompts
-        self._tokenizer = TextTokenizer.load(prompts.tokenizer)
-        self._encoded = [self._tokenizer.prompt_ids(text) for text in prompts.prompts]
-        self._sampler = Sampler(
-            config,
-            layout,
-            self._encoded,
-            new_tokens=prompts.new_tokens,
-            compute_dtype=compute_dtype,
-            sampling=prompts.sampling,
-            eos_id=self._tokenizer.eos_id,
-        )
-
     def __call__(self, model: Transformer) -> list[dict[str, str]]:
-        """One {"prompt", "completion"} per prompt."""
-        written = zip(self._prompts, self._encoded, self._sampler(model), strict=True)
+        """One {"prompt", "completion"} per prompt; the model is float32, sharded as ever."""
+        rows = np.asarray(jax.device_get(self._sample(model))).tolist()
+        written = zip(self._prompts, self._encoded, rows, strict=True)
         return [
-            {"prompt": prompt, "completion": self._tokenizer.continuation(ids, after)}
-            for prompt, after, ids in written
+            {
+                "prompt": prompt,
+                "completion": self._tokenizer.continuation(
+                    [token for token in row if token != NO_TOKEN], after
+                ),
+            }
+            for prompt, after, row in written
         ]

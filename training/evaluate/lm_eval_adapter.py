@@ -1,7 +1,7 @@
 """Adapts a trained model to EleutherAI's lm-evaluation-harness (`lm_eval.api.model.TemplateLM`).
 
-The harness 0.4.13 is an optional extra (`pip install ponente[lm-eval]`), imported on use. It runs
-in one process, on all of its devices. Every document begins with BOS.
+The harness 0.4.13 is an optional extra, imported on use. It runs in one process, on all of its
+devices. Every document begins with BOS.
 """
 
 from __future__ import annotations
@@ -47,10 +47,8 @@ def adapter(
 
     def scores(pairs: Sequence[tuple[list[int], list[int]]]) -> list[tuple[float, bool]]:
         # An empty continuation has log-likelihood 0, and `Likelihood` does not accept it.
-        requests = [Continuation((*c, *k), len(c)) for c, k in pairs if k]
-        found = iter(likelihood(model, requests))
-        answers = [next(found) if k else None for _, k in pairs]
-        return [(a.nats, a.greedy) if a is not None else (0.0, True) for a in answers]
+        found = iter(likelihood(model, [Continuation((*c, *k), len(c)) for c, k in pairs if k]))
+        return [next(found) if k else (0.0, True) for _, k in pairs]
 
     class PonenteLM(TemplateLM):
         """See `adapter`."""
@@ -97,17 +95,12 @@ def adapter(
                 for request, most in zip(requests, lengths, strict=True)
             ]
             for most, group in _groups(lengths, prompts):
-                answers = self._answers(most, [prompts[i] for i in group])
-                for i, text in zip(group, answers, strict=True):
+                asked = [prompts[i] for i in group]
+                written = generate(model, asked, new_tokens=most, eos_id=tokenizer.eos_id)
+                for i, ids in zip(group, written, strict=True):
+                    text = tokenizer.continuation(ids, prompts[i])
                     texts[i] = _until(text, requests[i].args[1].get("until"))
             return texts
-
-        def _answers(self, most: int, prompts: list[list[int]]) -> list[str]:
-            written = generate(model, prompts, new_tokens=most, eos_id=tokenizer.eos_id)
-            return [
-                tokenizer.continuation(ids, prompt)
-                for prompt, ids in zip(prompts, written, strict=True)
-            ]
 
     return PonenteLM()
 
@@ -146,7 +139,6 @@ def _groups(
 
 
 def _until(text: str, ends: str | Sequence[str] | None) -> str:
-    """`text` up to the first of `ends`."""
     ends = [ends] if isinstance(ends, str) else ends or ()
     found = [text.find(end) for end in ends if end]
     return text[: min([at for at in found if at >= 0], default=len(text))]
@@ -155,8 +147,7 @@ def _until(text: str, ends: str | Sequence[str] | None) -> str:
 def run_tasks(lm: Any, tasks: Sequence[Any], **settings: Any) -> dict[str, dict[str, Any]]:
     """Results by task, then by metric, such as {"hellaswag": {"acc": 0.26, "acc_stderr": ...}}.
 
-    Tasks are names, or their configurations as mappings; `settings` are arguments of
-    `lm_eval.simple_evaluate`, such as num_fewshot and limit.
+    Tasks are names, or configurations; `settings` are arguments of `lm_eval.simple_evaluate`.
     """
     evaluate = harness().simple_evaluate
     try:

@@ -1,7 +1,6 @@
 """Log-likelihoods of given continuations in batches, and accuracy on multiple-choice questions.
 
-Requests are sorted by length and padded to powers of two, so only a few programs are compiled. The
-host blocks only when `IN_FLIGHT` batches are pending, and reads the results once, at the end.
+Requests are sorted by length and padded to powers of two, so only a few programs are compiled.
 
 Accuracies are those of EleutherAI's lm-evaluation-harness 0.4.13 (`lm_eval/api/task.py`,
 `ConfigurableTask.process_results`): `acc` takes the choice with the largest summed log-likelihood;
@@ -14,8 +13,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -41,16 +39,14 @@ SHORTEST = 16
 _CHUNK_BYTES = 128 * 2**20
 
 
-@dataclass(frozen=True)
-class Continuation:
+class Continuation(NamedTuple):
     """Ids of a row, and the index at which its continuation begins."""
 
     ids: tuple[int, ...]
     first: int
 
 
-@dataclass(frozen=True)
-class LogLikelihood:
+class LogLikelihood(NamedTuple):
     """Summed log-likelihood in nats, and whether every token was the most likely one."""
 
     nats: float
@@ -87,10 +83,7 @@ class Likelihood:
                     f"{request.first} of {len(request.ids)}; put the end-of-document id before it"
                 )
         groups = list(self._groups([_truncate(request, self._longest) for request in requests]))
-        found = fetch(
-            self._step(model, *self._place(length, [request for _, request in group]))
-            for length, group in groups
-        )
+        found = fetch(self._step(model, *self._place(*each)) for each in groups)
         answers: list[LogLikelihood | None] = [None] * len(requests)
         for (_, group), (nll, greedy) in zip(groups, found, strict=True):
             for row, (index, _) in enumerate(group):
@@ -108,10 +101,10 @@ class Likelihood:
             length = max(SHORTEST, 1 << (len(group[0][1].ids) - 1).bit_length())
             yield min(length, max(self._longest, SHORTEST)), group
 
-    def _place(self, length: int, group: list[Continuation]) -> tuple[jax.Array, ...]:
+    def _place(self, length: int, group: list[tuple[int, Continuation]]) -> tuple[jax.Array, ...]:
         tokens = np.zeros((self._batch_size, length), np.int32)
         ends = np.zeros((2, self._batch_size), np.int32)
-        for row, request in enumerate(group):
+        for row, (_, request) in enumerate(group):
             tokens[row, : len(request.ids)] = request.ids
             ends[:, row] = request.first, len(request.ids)
         own = self._layout.process_rows(self._batch_size)
@@ -134,13 +127,8 @@ def _make_step(
     ) -> tuple[jax.Array, jax.Array]:
         length = tokens.shape[1]
         # What was chosen for the training length may not fit a short row.
-        of_length = dataclasses.replace(
-            train,
-            sequence_length=length,
-            length_schedule=(),
-            loss_chunks="auto",
-            attention="auto",
-        )
+        of_length = dataclasses.replace(train, loss_chunks="auto", attention="auto")
+        of_length = dataclasses.replace(of_length, sequence_length=length, length_schedule=())
         backend = attention_backend(config, of_length, layout.platform, layout.chip).backend
         with layout.activations(), exact_products(train.compute_dtype):
             nll, best = score_tokens(
@@ -161,15 +149,11 @@ def _make_step(
     return jax.jit(step, out_shardings=layout.replicated)
 
 
-@dataclass(frozen=True)
-class Question:
-    """One question, in ids.
+class Question(NamedTuple):
+    """One question, in ids: at least one of context, such as BOS; `gold` is the right choice.
 
-    Attributes:
-        context: ids before every choice; at least one, such as the BOS that begins a document.
-        gold: index of the correct choice.
-        sizes: number of UTF-8 bytes of each choice's text.
-        characters: number of characters of each choice's text; empty where only ids are known.
+    `sizes` and `characters` are those of each choice's text, in UTF-8 bytes and in characters,
+    empty where only ids are known.
     """
 
     context: tuple[int, ...]
@@ -190,8 +174,8 @@ def text_question(
     """A question from text, encoded as lm-evaluation-harness encodes it for a causal model.
 
     Context and choice, with `delimiter` between, are encoded together and split at the length of
-    the context alone; trailing spaces of the context move to the choice. The document begins with
-    BOS. `sizes` and `characters` count choices without the delimiter.
+    the context alone; trailing spaces of the context move to the choice. `sizes` and `characters`
+    count choices without the delimiter.
     """
     texts = isinstance(choices, list | tuple) and all(isinstance(c, str) and c for c in choices)
     if not (isinstance(context, str) and texts and len(choices) >= 2):
@@ -250,10 +234,7 @@ def accuracy(questions: Sequence[Question], answers: Sequence[np.ndarray]) -> Me
                 bool(np.argmax(sums / np.array(lengths, np.float64)) == question.gold)
                 for sums, lengths, question in zip(answers, by, questions, strict=True)
             ]
-            found |= {name: float(np.mean(right)), f"{name}_stderr": _standard_error(right)}
+            many = len(right) > 1  # of one answer there is no sample variance
+            error = float(np.std(right, ddof=1) / math.sqrt(len(right))) if many else math.nan
+            found |= {name: float(np.mean(right)), f"{name}_stderr": error}
     return found
-
-
-def _standard_error(values: Sequence[bool]) -> float:
-    """Of the mean, from the sample variance; NaN for a single value."""
-    return float(np.std(values, ddof=1) / math.sqrt(len(values))) if len(values) > 1 else math.nan

@@ -47,7 +47,6 @@ class SequenceLosses:
 
     @staticmethod
     def of_row(row: dict[str, Any], scale: float = 1.0) -> SequenceLosses:
-        """Of a row's numbers, with the losses times `scale`."""
         sums = np.frombuffer(base64.b64decode(row["sums"]), "<f4").reshape(2, -1)
         return SequenceLosses(row["of"], row["sequences"][0], sums * np.array([[scale], [1.0]]))
 
@@ -93,10 +92,9 @@ class Difference:
         return f"{', '.join(self.runs)} ({self.value:+.4f}{error}, {self.how})"
 
     def to_json(self) -> dict[str, Any]:
-        error = {"standard_error": self.error} if math.isfinite(self.error) else {}
-        value = {"difference": self.value} if math.isfinite(self.value) else {}
-        found = {**value, **error, "how": self.how}
-        return {**found, "within_noise": self.within_noise}
+        numbers = {"difference": self.value, "standard_error": self.error}
+        known = {name: each for name, each in numbers.items() if math.isfinite(each)}
+        return {**known, "how": self.how, "within_noise": self.within_noise}
 
 
 def differences(runs: Sequence[RunLoss], reference: int | None = None) -> Iterator[Difference]:
@@ -112,7 +110,8 @@ def differences(runs: Sequence[RunLoss], reference: int | None = None) -> Iterat
     best = best if reference is None else runs[reference].recipe or reference
     than = groups.pop(best)
     for recipe, group in groups.items():
-        names, value = (_names(group), _names(than)), means[recipe] - means[best]
+        names = tuple(run.name for run in group), tuple(run.name for run in than)
+        value = means[recipe] - means[best]
         over_seeds = welch(([run.loss for run in group], [run.loss for run in than]))
         if math.isfinite(over_seeds[0]):
             yield Difference(*names, value, *over_seeds)
@@ -132,10 +131,6 @@ def welch(*pairs: tuple[Sequence[float], Sequence[float]]) -> tuple[float, str, 
     how = f"over {len(groups[0])} and {len(groups[1])} seeds"
     total = math.fsum(parts)
     return math.sqrt(total), how, total**2 / math.fsum(squares) if total else 1.0
-
-
-def _names(group: Sequence[RunLoss]) -> tuple[str, ...]:
-    return tuple(run.name for run in group)
 
 
 def _paired(*pair: Sequence[RunLoss]) -> tuple[float, str, int]:

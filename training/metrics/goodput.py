@@ -8,19 +8,15 @@ An attempt's times are folded from the rows of its metrics log:
              the state was just copied for a checkpoint, `outcome` in the last one
 
 A row of kind "time" is written every ten seconds, after the start of every save and at the end, so
-that a kill loses only seconds. Times of rows are Unix times, comparable between attempts; durations
-come from a monotonic clock.
+that a kill loses only seconds. Times of rows are Unix times; durations come from a monotonic clock.
 
-An attempt's work counts up to the checkpoint that the next attempt resumed from. The work after
-that checkpoint was done again, and is lost (`redone`). When an attempt resumed from an older
-checkpoint than the newest, all work since that checkpoint is lost, over all attempts that did it.
-An attempt that ended before it had its state (while restoring or compiling) is lost as a whole: it
-has no first step, so it does not change how the others' work counts. While no later attempt has a
-first step, the account assumes that the next one will resume from the newest checkpoint. The time
-from an attempt's last row to the start of the next attempt is `dead`. The last attempt counts in
-full.
+An attempt's work counts up to the checkpoint that the next attempt resumed from; the work after it,
+which may be of several attempts, is lost (`redone`). An attempt that ended before it had its state
+(while restoring or compiling) is lost as a whole: it has no first step, so it does not change how
+the others' work counts. While no later attempt has a first step, the next one is assumed to resume
+from the newest checkpoint. The time from an attempt's last row to the start of the next is `dead`.
+The last attempt counts in full.
 
-Attempts are ordered by the lease number in their names, or by start time when a name has none.
 Clocks of two machines may differ, so that an attempt seems to begin before the one before it ended.
 Then the earlier attempt ends at that time if its counted work was done by then (a process that
 kept running after its lease was lost); otherwise the later attempt begins where that work ended.
@@ -85,15 +81,13 @@ class AttemptTime:
 
     @property
     def seconds(self) -> float:
-        """Seconds from its start to its last row."""
         return sum(self.buckets.values())
 
 
 def fold(rows: Iterable[Mapping[str, Any]]) -> AttemptTime | None:
     """The attempt of a metrics log's rows; None of a log without times."""
     found: dict[str, Any] = {}
-    times: Mapping[str, Any] | None = None
-    began, marks = 0.0, []
+    marks = []
     for row in rows:
         if row["kind"] == "config":
             names = ("attempt", "build", "device", "devices", "processes")
@@ -101,22 +95,12 @@ def fold(rows: Iterable[Mapping[str, Any]]) -> AttemptTime | None:
         elif row["kind"] == "began":
             found |= {"first_step": row["step"], "loaded": row.get("loaded", False)}
         elif row["kind"] == "time":
-            if times is None:
-                began = row["time"] - sum(row["buckets"].values())
-            times = row
+            found.setdefault("began", row["time"] - sum(row["buckets"].values()))
+            found |= {name: row[name] for name in ("buckets", "startup", "outcome") if name in row}
+            found["last_step"] = row["step"]
             if row.get("saved"):
                 marks.append(Mark(row["step"], row["buckets"]))
-    if times is None:
-        return None
-    return AttemptTime(
-        began=began,
-        buckets=times["buckets"],
-        last_step=times["step"],
-        outcome=times.get("outcome", "running"),
-        marks=tuple(marks),
-        startup=times["startup"],
-        **found,
-    )
+    return AttemptTime(**found, marks=tuple(marks)) if "buckets" in found else None
 
 
 def read_attempts(directories: Iterable[str], build: str | None = None) -> list[AttemptTime]:
@@ -124,7 +108,7 @@ def read_attempts(directories: Iterable[str], build: str | None = None) -> list[
     found = []
     for directory in directories:
         first = next(read_log(directory), None)
-        if first is None or (build is not None and first.get("build") != build):
+        if first is None or build not in (None, first.get("build")):
             continue
         if attempt := fold(read_log(directory, kinds=("config", "began", "time"))):
             found.append(attempt)
@@ -132,10 +116,7 @@ def read_attempts(directories: Iterable[str], build: str | None = None) -> list[
 
 
 def in_order(attempts: Iterable[AttemptTime]) -> list[AttemptTime]:
-    """Attempts by lease number when all names have one, otherwise by start time.
-
-    Lease numbers do not depend on clocks; two machines' clocks may differ by an hour.
-    """
+    """Attempts by lease number, which needs no clock, if all names have one; else by start time."""
     found = sorted(attempts, key=lambda each: (each.began, each.attempt))
     leases = [_NAME.fullmatch(each.attempt) for each in found]
     if not all(leases):
@@ -150,11 +131,8 @@ LOST = ("redone", "dead")
 class Span:
     """One attempt on the run's time axis, in seconds since the run began.
 
-    Attributes:
-        began, useful, ended: its work counts from `began` to `useful`, and is lost from `useful` to
-            `ended`.
-        checkpoints: (time, step) of the checkpoints that it took.
-        dead: seconds from its end to the start of the next attempt.
+    Its work counts from `began` to `useful`, and is lost from `useful` to `ended`; `dead` are the
+    seconds from then to the next attempt. `checkpoints` are (time, step) of those that it took.
     """
 
     attempt: AttemptTime
@@ -167,11 +145,9 @@ class Span:
 
 @dataclass(frozen=True)
 class Account:
-    """Seconds of a run by what they were spent on.
+    """Seconds of a run by what they were spent on: every bucket and `LOST`.
 
-    Attributes:
-        total: from the start of the first attempt to the last row of the last one.
-        parts: counted seconds of every bucket, and those of `LOST`; they add up to `total`.
+    They add up to `total`, from the start of the first attempt to the last row of the last one.
     """
 
     total: float
@@ -185,7 +161,6 @@ class Account:
 
 
 def account(attempts: Sequence[AttemptTime]) -> Account:
-    """The account of a run, of all its attempts in any order."""
     attempts = in_order(attempts)
     parts = dict.fromkeys((*BUCKETS, *LOST), 0.0)
     spans: list[Span] = []
@@ -203,16 +178,9 @@ def account(attempts: Sequence[AttemptTime]) -> Account:
         # Float sums of the same seconds in another order may differ in the last bits: clip at 0.
         parts["redone"] += max(0.0, ends - begins - counted)
         parts["dead"] += next_begins - ends
-        spans.append(
-            Span(
-                attempt=attempt,
-                began=begins - origin,
-                useful=begins - origin + counted,
-                ended=ends - origin,
-                checkpoints=tuple((begins - origin + m.at, m.step) for m in attempt.marks),
-                dead=next_begins - ends,
-            )
-        )
+        at = begins - origin
+        marks = tuple((at + mark.at, mark.step) for mark in attempt.marks)
+        spans.append(Span(attempt, at, at + counted, ends - origin, marks, next_begins - ends))
         begins = next_begins
     total = spans[-1].ended if spans else 0.0
     return Account(total=total, parts=parts, spans=tuple(spans))

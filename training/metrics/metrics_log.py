@@ -1,20 +1,20 @@
 """Writes and reads `metrics.jsonl`, the only record of a run's metrics, events and times.
 
 Each line is a JSON object: `kind` ("config", "began", "time", "step", "evaluation", "sample",
-"sequences", "forecast" or the name of an event), `time` (Unix) and fields, which are defined in
-`training.metrics.recorder` for a step, `training.metrics.goodput` for a time,
-`training.metrics.differences` for the sequences of a run's last evaluation. Process 0 encodes a
-line immediately and a thread appends it within a second, so the training loop never blocks on a
-disk or store.
+"sequences", "forecast" or the name of an event), `time` (Unix) and fields: see `recorder` for a
+step, `goodput` for a time, `differences` for the sequences of a run's last evaluation. Process 0
+encodes a line immediately and a thread appends it within a second, so the training loop never
+blocks on a disk or store.
 
 The history of a run is the log of every attempt up to the checkpoint that the next one resumed
 from. A checkpoint holds no lines but a `Segment` per attempt, and is recorded after those bytes are
-stored. Later lines stay in the file but are not part of the history. Logs are read as streams.
+stored. Later lines stay in the file but are not part of the history.
 """
 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import logging
 import math
@@ -28,6 +28,8 @@ from pipeline.errors import CorruptOutput, InputError
 from pipeline.store import append, storage
 from pipeline.store.append import Appender
 from pipeline.store.decode import json_line
+
+logger = logging.getLogger(__name__)
 
 Entry = dict[str, Any]
 Segment = tuple[str, int]
@@ -145,13 +147,11 @@ def plain(entry: Mapping[str, Any]) -> Entry:
 
 
 def tables(entries: Iterable[Entry]) -> dict[str, list[Entry]]:
-    """The rows of a run by table: "history" (one per step), "evaluations" and "samples"."""
-    found: dict[str, list[Entry]] = {name: [] for name in TABLES}
-    names = {kind: name for name, kind in TABLES.items()}
+    found: dict[str, list[Entry]] = {kind: [] for kind in TABLES.values()}
     for entry in entries:
-        if entry["kind"] in names:
-            found[names[entry["kind"]]].append(plain(entry))
-    return found
+        if entry["kind"] in found:
+            found[entry["kind"]].append(plain(entry))
+    return {name: found[kind] for name, kind in TABLES.items()}
 
 
 def write_history(directory: str, history: Sequence[Segment], attempts: Iterable[Entry]) -> None:
@@ -177,31 +177,28 @@ def content_of(history: Sequence[Segment]) -> str:
 
 def to_relative(history: Sequence[Segment], base: str) -> list[list[Any]]:
     """A history with directories relative to `base`, so that both can move together."""
-    return [[_relative(directory, base), end] for directory, end in history]
+    here = _parts(base)
+    return [["/".join(_relative(_parts(directory), here)), end] for directory, end in history]
 
 
 def from_relative(history: Sequence[Sequence[Any]], base: str) -> tuple[Segment, ...]:
-    """The inverse of `to_relative`."""
-    found = []
+    found, here = [], _parts(base)
     for reference, end in history:
         parts = reference.split("/")
-        up, here = parts.count(".."), _parts(base)
+        up = parts.count("..")
         found.append(("/".join([*here[: len(here) - up], *parts[up:]]), int(end)))
     return tuple(found)
 
 
-def _relative(directory: str, base: str) -> str:
-    here, there = _parts(base), _parts(directory)
-    pairs = enumerate(zip(here, there, strict=False))
-    common = next((i for i, (a, b) in pairs if a != b), min(len(here), len(there)))
-    return "/".join([*[".."] * (len(here) - common), *there[common:]])
+def _relative(there: list[str], here: list[str]) -> list[str]:
+    pairs = zip(here, there, strict=False)
+    common = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+    return [*[".."] * (len(here) - common), *there[common:]]
 
 
 def _parts(url: str) -> list[str]:
     return storage.normalise(url).split("/")
 
-
-logger = logging.getLogger(__name__)
 
 EVERY_SECONDS = 1.0
 TIMES_SECONDS = 10.0
@@ -209,10 +206,10 @@ _COPY_LINES = 10_000
 
 
 class MetricsLog:
-    """Appends entries to the metrics log of one attempt.
+    """Appends entries to the metrics log of one attempt, in a directory without one.
 
-    `directory` must contain no metrics log yet. `times` gives the fields of the row of kind "time",
-    which the thread writes every ten seconds; it appends after `every` seconds.
+    `times` gives the fields of the row of kind "time", which a thread writes every ten seconds; it
+    appends after `every` seconds.
     """
 
     def __init__(
@@ -276,7 +273,7 @@ class MetricsLog:
                 self._file.flush()
 
     def flush(self) -> None:
-        """Store every entry written so far, as `append` does."""
+        """Store every entry written so far; raises as `append` does."""
         self.append(durable=True)
 
     def close(self, seconds: float) -> None:
@@ -287,20 +284,17 @@ class MetricsLog:
             logger.warning("%s: the last metrics were not stored", self._directory)
 
     def _work(self) -> None:
-        next_times = time.monotonic() + TIMES_SECONDS
-        while not self._closed.wait(self._every):
-            if self._times is not None and time.monotonic() >= next_times:
+        next_times, closed = time.monotonic() + TIMES_SECONDS, False
+        while not closed:
+            closed = self._closed.wait(self._every)
+            if not closed and self._times is not None and time.monotonic() >= next_times:
                 self.write("time", self._times())
                 next_times += TIMES_SECONDS
-            self._try()
-        self._try()
+            try:
+                self.append()
+                self._failing = False
+            except Exception as error:  # noqa: BLE001 - only `flush` raises, before a checkpoint
+                if not self._failing:
+                    logger.warning("%s: not written, will be retried: %s", self._url, error)
+                self._failing = True
         self._file.close()
-
-    def _try(self) -> None:
-        try:
-            self.append()
-            self._failing = False
-        except Exception as error:  # noqa: BLE001 - only `flush` raises, before a checkpoint
-            if not self._failing:
-                logger.warning("%s: not written, will be retried: %s", self._url, error)
-            self._failing = True

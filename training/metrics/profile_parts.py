@@ -70,7 +70,6 @@ def operations(trace: str) -> Iterator[tuple[str, str, float]]:
 
 
 def write_parts(directory: Path, text: str, steps: int) -> Mapping[str, float]:
-    """Write and return the seconds by kind of the trace of so many steps in `directory`."""
     known, total, devices = kinds(text), defaultdict[str, float](float), set[str]()
     for trace in directory.rglob("*.xplane.pb"):
         for device, name, seconds in operations(str(trace)):

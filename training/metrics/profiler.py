@@ -1,9 +1,9 @@
 """Traces of some steps for xprof and Perfetto, requested in the configuration or during a run.
 
 To request one during a run, create a file named `profile` in its directory that contains the number
-of steps (3 when it is empty). A thread polls for the file every few seconds, removes it and sets
-a number, which is all that the loop checks. Only the first process of a gang is profiled: the
-others run the same program, and a trace of each would be hundreds of files.
+of steps (3 when it is empty). A thread polls for the file, removes it and sets a number, which is
+all that the loop checks. Only the first process of a gang is profiled: the others run the same
+program, and a trace of each would be hundreds of files.
 
 A trace is a directory `traces/step-<first>` with `*.xplane.pb` for xprof and TensorBoard's profile
 plugin, `perfetto_trace.json.gz` for ui.perfetto.dev, and `parts.json` with the seconds by kind of
@@ -17,7 +17,6 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import jax
 
@@ -42,7 +41,6 @@ class Profiler:
     `directory` gets requests and traces. `window` is (first step, number of steps) to profile
     without a request; a thread looks for requests every `poll` seconds, by default 2 on local disks
     and 10 in a store. The loop sets `program`, which returns the text of the compiled step.
-    `start` and `stop` are for tests.
     """
 
     def __init__(
@@ -51,11 +49,8 @@ class Profiler:
         window: tuple[int, int] | None = None,
         *,
         poll: float | None = None,
-        start: Callable[[str], Any] | None = None,
-        stop: Callable[[], Any] = jax.profiler.stop_trace,
     ) -> None:
         self._directory, self._window = directory, window
-        self._start, self._stop = start or _start, stop
         self.program: Callable[[], str] | None = None
         self._requested = 0  # steps to profile, set by the thread
         self._first = self._until = 0
@@ -103,7 +98,11 @@ class Profiler:
             url = storage.join(self._directory, TRACES, f"step-{step:08d}")
             self._spool = Spool(url)
             self._first, self._until = step, step + min(count, MOST_STEPS)
-            self._start(str(self._spool.path))
+            options = jax.profiler.ProfileOptions()
+            # A trace of every Python call would hide the steps, and slow them down.
+            options.python_tracer_level = 0
+            place = str(self._spool.path)
+            jax.profiler.start_trace(place, create_perfetto_trace=True, profiler_options=options)
             logger.info("profiling %d steps from step %d to %s", count, step, url)
         except Exception:
             self._spool = None
@@ -113,15 +112,14 @@ class Profiler:
         spool, self._spool = self._spool, None
         assert spool is not None, "a trace is running"
         try:
-            self._stop()
+            jax.profiler.stop_trace()
         except Exception:
             logger.warning("the profile to %s was lost", spool.path, exc_info=True)
             return
         # In a thread: the loop must not wait for an upload of hundreds of megabytes.
         given = (spool, self.program, self._until - self._first)
-        upload = threading.Thread(target=_finish, args=given, name="trace", daemon=True)
-        upload.start()
-        self._uploads.append(upload)
+        self._uploads.append(threading.Thread(target=_finish, args=given, daemon=True))
+        self._uploads[-1].start()
 
     def _watch(self) -> None:
         url = storage.join(self._directory, REQUEST)
@@ -136,13 +134,6 @@ class Profiler:
                 if not warned:
                     logger.warning("%s: cannot be read as a request", url, exc_info=True)
                 warned = True
-
-
-def _start(directory: str) -> None:
-    options = jax.profiler.ProfileOptions()
-    # A trace of every Python call would hide the steps, and slow them down.
-    options.python_tracer_level = 0
-    jax.profiler.start_trace(directory, create_perfetto_trace=True, profiler_options=options)
 
 
 def _finish(spool: Spool, program: Callable[[], str] | None, steps: int) -> None:

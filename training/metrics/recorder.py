@@ -1,7 +1,4 @@
-"""Metrics rows of training steps, their definitions, and the recorder that makes them a step late.
-
-Reading a metric blocks until the device has computed it. The recorder reads the metrics of the step
-before the newest, which are (nearly) computed, so the device always has the next step queued.
+"""Metrics rows of training steps, their definitions, and the recorder that makes them.
 
 A row describes one optimizer step:
 
@@ -41,7 +38,6 @@ for a run in float32. Other columns of the step are passed through.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import math
 import resource
 import sys
@@ -71,7 +67,7 @@ class Throughput:
         tokens, rows: positions and sequences per global batch.
         flops: training FLOPs per token with (causal, full) attention.
         peak: dense bfloat16 FLOP/s of all devices together; None when not known.
-        executed: FLOPs that all devices together execute in a step; None when not counted.
+        executed: FLOPs of a step over all devices; None when not counted.
     """
 
     tokens: int
@@ -84,7 +80,6 @@ class Throughput:
     def of(
         model: TransformerConfig, batch_size: int, sequence_length: int, kind: str, devices: int
     ) -> Throughput:
-        """Rates of one batch phase on so many devices of JAX's device kind `kind`."""
         one = peak_flops(kind)
         causal, full = (
             training_flops_per_token(model, sequence_length, causal=causal)
@@ -114,32 +109,29 @@ class Throughput:
         return max(0.0, self.tokens - self.rows - useful)
 
 
-@dataclass
 class PeakMemory:
     """A call returns `memory_bytes` of a row, which it reads at most once a second."""
 
-    devices: Sequence[jax.Device]
-    clock: Callable[[], float] = time.monotonic
-    _asked: float = dataclasses.field(default=float("-inf"), init=False)
-    _bytes: int | None = dataclasses.field(default=None, init=False)
+    def __init__(
+        self, devices: Sequence[jax.Device], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.devices, self.clock = devices, clock
+        self._asked, self._bytes = -math.inf, 0
 
-    def __call__(self) -> int | None:
+    def __call__(self) -> int:
         now = self.clock()
         if now - self._asked >= MEMORY_SECONDS:
             self._asked, self._bytes = now, _peak_bytes(self.devices)
         return self._bytes
 
 
-def _peak_bytes(devices: Sequence[jax.Device]) -> int | None:
+def _peak_bytes(devices: Sequence[jax.Device]) -> int:
     try:
         stats = [device.memory_stats() for device in devices]
     except Exception:  # noqa: BLE001 - runtimes without statistics raise various exceptions
         stats = []
-    peaks = [one["peak_bytes_in_use"] for one in stats if one and "peak_bytes_in_use" in one]
-    return max(peaks, default=None) if peaks else _peak_resident()
-
-
-def _peak_resident() -> int:
+    if peaks := [one["peak_bytes_in_use"] for one in stats if one and "peak_bytes_in_use" in one]:
+        return max(peaks)
     with contextlib.suppress(OSError), open("/proc/self/status") as file:
         for line in file:
             if line.startswith("VmHWM"):
@@ -154,11 +146,8 @@ AVERAGED_STEPS = 50
 class Updates(NamedTuple):
     """What the steps so far did to the model; a checkpoint stores it, as a list.
 
-    Attributes:
-        skipped: as in the column.
-        in_a_row: the last steps that had counted tokens and were not applied.
-        applied: steps of this run that were applied; a run that continues another one counts only
-            its own.
+    `skipped` is as in the column, `in_a_row` the last steps that had counted tokens and were not
+    applied, `applied` those of this run alone.
     """
 
     skipped: float = 0.0
@@ -170,14 +159,16 @@ NO_UPDATES = Updates()
 
 
 class Recorder:
-    """Makes one metrics row per step.
+    """Makes one metrics row per step, a step late.
 
-    A row's `seconds` and `data_wait` are what the buckets "step" and "data_wait" of the stopwatch
-    have gained since the row before, so time in any other bucket belongs to no row.
+    Reading a metric blocks until the device has computed it. Those of the step before the newest
+    are (nearly) computed, so the device always has the next step queued. A row's `seconds` and
+    `data_wait` are what the buckets "step" and "data_wait" of the stopwatch have gained since the
+    row before, so time in any other bucket belongs to no row.
 
     `throughput` is of the coming steps, applied from the next `push`; None before the first batch
-    phase. `push` raises after `max_skipped` skipped steps in a row. `updates` are those up to the
-    last row; a resumed attempt continues the series. `memory` gives `memory_bytes`, or None.
+    phase. `updates` are those up to the last row; a resumed attempt continues the series. `memory`
+    gives `memory_bytes`, or None.
     """
 
     def __init__(
@@ -198,10 +189,9 @@ class Recorder:
         self._spent = watch.nanoseconds()
 
     def push(self, step: int, metrics: dict[str, jax.Array]) -> None:
-        """Write the row of the step before; write this step's too if it is computed already.
+        """Write the row of the step before, and of this one if its `metrics` are computed already.
 
-        `metrics` are the scalars that the step returned, still on the devices. Raises `InputError`
-        where the last `max_skipped` steps were not applied.
+        Raises `InputError` where the last `max_skipped` steps were not applied.
         """
         self.drain()
         assert self.throughput is not None, "steps run in a batch phase"
@@ -238,8 +228,7 @@ class Recorder:
         if "tokens" in values:
             row["padded"] = throughput.padded(values["tokens"])
             row["useful_tokens_per_second"] = values["tokens"] / max(seconds, 1e-9)
-        memory = self._memory()
-        if memory is not None:
+        if (memory := self._memory()) is not None:
             row["memory_bytes"] = memory
         self._on_row(row)
         self._count(step, values)

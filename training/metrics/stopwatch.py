@@ -10,8 +10,8 @@
     samples     generating samples from prompts
     other       profiles, tracing and everything else
 
-Time is counted in whole nanoseconds, so buckets add up to the wall time exactly. Beside them it
-times the parts of the startup, from the gang's start to the end of its first step:
+Whole nanoseconds are counted, so buckets add up to the wall time exactly. Beside them it times the
+parts of the startup, from the gang's start to the end of its first step:
 
     starting     start of the gang's processes, on hardware that is ready
     importing    import of the trainer and its libraries
@@ -48,11 +48,9 @@ class TimedBatches:
     While the newest step still runs on the devices, waiting for a batch costs nothing and is part
     of `step`. If the step has ended by the time the batch arrives, the whole wait counts, although
     the step covered an unknown part of it. From then on, until the loader keeps up again, the host
-    first waits for the step, and only the wait after it counts. The loader's queue is empty then,
-    so this delays only the hand-over of the next batch.
-
-    `clock` is the stopwatch's, in nanoseconds; `waiting` is the context of the wait for a batch,
-    such as `Watchdog.waiting`.
+    first waits for the step, and only the wait after it counts: the loader's queue is empty then,
+    so this delays only the hand-over of the next batch. `waiting` is the context of the wait for a
+    batch, such as `Watchdog.waiting`.
     """
 
     def __init__(
@@ -159,7 +157,6 @@ class Stopwatch:
             self._since = now
 
     def move(self, bucket: str, to: str, nanoseconds: int) -> None:
-        """Move `nanoseconds` that `bucket` has counted to the bucket `to`."""
         with self._lock:
             self._spent[bucket] -= nanoseconds
             self._spent[to] += nanoseconds
@@ -172,7 +169,6 @@ class Stopwatch:
         return spent
 
     def seconds(self) -> dict[str, float]:
-        """`nanoseconds` in seconds."""
         return {bucket: spent / 1e9 for bucket, spent in self.nanoseconds().items()}
 
     def ended(self, part: str) -> None:

@@ -1,15 +1,12 @@
 """Trackers of a run, each a child process that follows `metrics.jsonl` as the run writes it.
 
-    python -m training.metrics.trackers     the child: reads the context, one JSON line, from
-                                            standard input; its end means that the file is complete
-
 A tracker cannot slow down or end the run, which sends it no metrics and does not wait for it. The
 libraries are optional extras; they start threads, catch signals and wait for uploads at exit, all
-in the child. A child that ends before its run has failed, and the last line of its standard error
-is the reason. When the run ends, also by a kill, the child's standard input is closed; the child
-reads the file to the end and exits. Destination and credentials come from the environment variables
-that the libraries document: WANDB_API_KEY, WANDB_ENTITY, WANDB_PROJECT, WANDB_MODE, TRACKIO_DIR,
-TRACKIO_PROJECT, TRACKIO_SPACE_ID.
+in the child. It gets its context as a JSON line on standard input, which the run's end, also by a
+kill, closes: the child reads the file to the end and exits. One that ends before its run has
+failed, and the last line of its standard error is the reason. Destination and credentials come from
+the environment variables that the libraries document: WANDB_API_KEY, WANDB_ENTITY, WANDB_PROJECT,
+WANDB_MODE, TRACKIO_DIR, TRACKIO_PROJECT, TRACKIO_SPACE_ID.
 """
 
 from __future__ import annotations
@@ -34,7 +31,7 @@ from typing import IO, Any
 from pipeline.errors import InputError
 from pipeline.store import storage
 from training.config.train import INSTALL, TRACKERS, check_trackers
-from training.metrics.metrics_log import parse
+from training.metrics.metrics_log import Entry, parse
 
 logger = logging.getLogger(__name__)
 
@@ -49,9 +46,8 @@ class Spool:
         self._remote = not storage.is_local(url)
         self._sizes: dict[Path, int] = {}
         self._next = clock() + UPLOAD_SECONDS
-        self.path = Path(
-            tempfile.mkdtemp(prefix="ponente-") if self._remote else storage.local_path(url)
-        )
+        place = tempfile.mkdtemp(prefix="ponente-") if self._remote else storage.local_path(url)
+        self.path = Path(place)
         self.path.mkdir(parents=True, exist_ok=True)
 
     def sync(self) -> None:
@@ -79,7 +75,6 @@ class Spool:
                 self._sizes[path] = len(data)
 
 
-Entry = dict[str, Any]
 Entries = Iterable[Entry]
 PROJECT = "ponente"
 _NOT_METRICS = ("kind", "time", "step", "split")
@@ -104,10 +99,9 @@ def _library(tracker: str) -> Any:
 
 
 def tensorboard(context: Mapping[str, Any], entries: Entries) -> None:
-    """Event files in `<shared>/tensorboard`: scalars, and samples as text.
+    """Event files in `<shared>/tensorboard`, of all attempts: scalars, and samples as text.
 
-    All attempts write to this directory, so they are one run; each one replaces the steps after
-    the checkpoint that it resumed from.
+    Each attempt replaces the steps after the checkpoint that it resumed from.
     """
     writer_of = _library("tensorboard").SummaryWriter
     spool = Spool(storage.join(context["shared"], "tensorboard"))
@@ -197,9 +191,9 @@ class Trackers:
     """The trackers `names` of one attempt.
 
     `context` has JSON values that every child gets: `directory` (URL for its files, this attempt's
-    own), `shared` (the same for all attempts of the build), `run` (name of the run, the same for
-    all its attempts), `build` (distinguishes this run's attempts from those of an earlier run of
-    that name), `config` (without environment variables) and `path` (the metrics log).
+    own), `shared` (the same for all attempts of the build), `run` (name of the run), `build` (tells
+    its attempts from those of an earlier run of that name), `config` (without environment
+    variables) and `path` (the metrics log).
     """
 
     def __init__(
@@ -268,9 +262,9 @@ class Trackers:
 
     def _last_error(self, name: str, status: int) -> str:
         self._errors[name].seek(0)
-        lines = self._errors[name].read().decode(errors="replace").split("\n")
-        text = [line.strip() for line in lines if line.strip()]
-        return text[-1][:500] if text else f"its process ended with status {status}"
+        text = self._errors[name].read().decode(errors="replace").strip()
+        last = text.split("\n")[-1].strip()[:500]
+        return last or f"its process ended with status {status}"
 
 
 LOOK_SECONDS = 1.0
@@ -279,7 +273,7 @@ LOOK_SECONDS = 1.0
 def follow(path: str, ended: Callable[[], bool]) -> Iterator[Entry]:
     """The entries of a growing file, as they are appended, without those of kind "time".
 
-    `ended` is called at the end of the file; it waits a while and returns whether that is complete.
+    `ended` is called at its end, waits a while and returns whether the file is complete.
     """
     with open(path, "rb") as file:
         last = False
@@ -296,7 +290,6 @@ def follow(path: str, ended: Callable[[], bool]) -> Iterator[Entry]:
 
 
 def main() -> None:
-    """Follow the file that the context names until the run has ended."""
     context = json.loads(sys.stdin.buffer.readline())
     try:
         BACKENDS[context["kind"]](context, follow(context["path"], _run_ended))

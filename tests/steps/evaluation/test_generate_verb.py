@@ -37,7 +37,6 @@ def expected(directory: str, sampling: Sampling) -> list[str]:
 
 
 def said(capsys, *arguments: str) -> tuple[str, str]:
-    """What the verb prints, on both streams."""
     assert verb.run([*arguments]) == 0
     captured = capsys.readouterr()
     return captured.out, captured.err
@@ -164,7 +163,6 @@ def test_a_prompt_too_long_for_learned_positions(trained, refused, monkeypatch):
 
 
 def test_a_tokenizer_of_another_size(trained, refused, monkeypatch):
-    """Both numbers are in the line."""
     found = find(trained)
     other = dataclasses.replace(found, model=dataclasses.replace(found.model, vocab_size=999))
     monkeypatch.setattr(verb, "find", lambda url: other)

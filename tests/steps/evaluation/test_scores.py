@@ -64,7 +64,6 @@ class Graph:
         self.followed = follow(self.model, self.tokens, self.tokenizer, also=ALSO, batch_size=16)
 
     def open(self, wanted, kind):
-        """The artifact of a step, brought up where it is not there."""
         return artifact(self.store, wanted, kind)
 
 
@@ -129,7 +128,6 @@ def test_samples_are_generated_by_every_checkpoint(built):
 
 
 def test_named_splits_and_a_part_of_them(built):
-    """Only the named split is read, and only so many of its sequences."""
     scores = built.open(evaluate(built.model, built.tokens, splits=("test",), sequences=3), Scores)
     (row,) = scores.rows
     assert (row["split"], row["tokens"]) == ("test", 3 * (LENGTH - 1))
@@ -143,7 +141,6 @@ def test_named_splits_and_a_part_of_them(built):
     ],
 )
 def test_what_cannot_be_scored_is_refused(built, ask, message):
-    """The message says what there is."""
     with pytest.raises(InputError, match=message):
         evaluate(built.model, built.tokens, **ask)
 
@@ -220,7 +217,6 @@ def test_lines_end_at_line_feeds_and_nowhere_else(built, tmp_path, end):
     ],
 )
 def test_a_line_that_is_no_question_is_refused(built, tmp_path, line):
-    """The message names the line."""
     url = str(tmp_path / "bad.jsonl")
     good = b'{"context": "a", "choices": ["b", "c"], "gold": 1}'
     storage.write_atomic(url, good + b"\n" + line)

@@ -121,7 +121,6 @@ def test_parameters_go_on_as_a_model_of_longer_sequences(store):
     ],
 )
 def test_what_cannot_be_continued_is_refused(store, node, words):
-    """In one line that says what to do."""
     with pytest.raises(StepFailed, match=words):
         bring_up(store, node())
 

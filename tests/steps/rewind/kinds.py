@@ -78,12 +78,10 @@ def write_integers(folder) -> str:
 
 
 def upper(document: dict[str, Any]) -> list[str]:
-    """Two documents of one."""
     return [document["text"].upper(), document["text"]]
 
 
 def caches(root) -> dict[str, Any]:
-    """The nodes of the token caches by kind."""
     lines, table = write_lines(root / "lines"), write_parquet(root / "table")
     bytes_of = steps.byte_tokenizer()
     sampled = steps.sample(lines, tokens=800, splits=(("validation", 60),))
@@ -114,7 +112,6 @@ def shuffled(cache: Any, length: int = LENGTH) -> Any:
 
 
 def trainings(root) -> dict[str, Any]:
-    """The nodes of the trainings by kind."""
     made = caches(root)
     data = {name: shuffled(made[name]) for name in ("lines", "groups", "mapped", "integers")}
     data["chats"] = shuffled(made["chats"], 3 * LENGTH)

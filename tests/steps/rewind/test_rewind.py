@@ -156,7 +156,6 @@ def test_trace_finds_every_row_that_shows_a_document(rewound, kind):
 
 
 def test_trace_by_words_of_the_text(rewound):
-    """Which are in one document alone."""
     for kind in ("lines", "packed"):
         ((origin, _),) = trace(rewound[kind], "document 47: ")
         assert origin.id == "doc-47"

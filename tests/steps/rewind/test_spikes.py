@@ -118,7 +118,6 @@ OPTIMIZER = dataclasses.replace(kinds.OPTIMIZER, learning_rate=1e-2)
 
 @pytest.fixture(scope="module")
 def poisoned(tmp_path_factory):
-    """One epoch."""
     root, rng = tmp_path_factory.mktemp("poison"), np.random.default_rng(0)
     rows = [{"id": f"doc-{n}", "text": kinds.text(n)} for n in range(900)]
     for name, at in POISON.items():

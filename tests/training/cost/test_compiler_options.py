@@ -29,7 +29,6 @@ def test_options_are_those_of_the_chip(platform, chip, devices, offloads, count)
 
 
 def test_a_setting_adds_changes_and_removes_options():
-    """The configuration's pairs come last."""
     usual = compiler_options("tpu", "v6e", 16)
     found = compiler_options("tpu", "v6e", 16, ((OFFLOAD, "default"), ("xla_new", "3")))
     assert found == {**{n: v for n, v in usual.items() if n != OFFLOAD}, "xla_new": "3"}
@@ -44,6 +43,5 @@ def test_the_step_is_compiled_with_them():
 
 
 def test_other_values_are_refused():
-    """As everywhere in a configuration."""
     with pytest.raises(InputError, match="compiler_options"):
         TrainConfig(steps=1, batch_size=1, compiler_options=(("xla_new", 3),))

@@ -30,7 +30,6 @@ HERE = (8.0, 6.0)
 
 
 def shares_of(values):
-    """Shares of the kinds, from positive numbers."""
     return {kind: value / sum(values) for kind, value in zip(KINDS, values, strict=True)}
 
 
@@ -46,27 +45,6 @@ parts = st.builds(
 said = st.lists(st.one_of(runs, parts), max_size=6)
 
 
-@given(shares, spreads)
-def test_no_run_leaves_the_table(step, spread):
-    found = correction(step, HERE, [], spread)
-    assert (found.factor, found.narrowed) == (1.0, 1.0)
-    assert set(found.kinds.values()) == {1.0}
-
-
-@given(shares, ratios, spreads, st.integers(2, 10), disturbed)
-def test_one_run_moves_the_factor_less_than_several_of_the_same(step, ratio, spread, count, noise):
-    """And none as far as what they measured; the more, the narrower."""
-    run = Measurement(ratio, step, HERE, noise)
-    one, many = (correction(step, HERE, [run] * n, spread) for n in (1, count))
-    moved = [abs(math.log(each.factor)) for each in (one, many)]
-    whole = abs(math.log(ratio))
-    assert moved[0] <= moved[1] <= whole
-    if whole > 1e-3:
-        assert 0 < moved[0] < moved[1] < whole
-        assert (math.log(one.factor) > 0) == (ratio > 1)
-    assert many.narrowed < one.narrowed < 1
-
-
 @given(shares, st.one_of(runs, parts), said, spreads)
 def test_each_measurement_narrows_and_none_closes_the_interval(step, new, before, spread):
     first, second = (correction(step, HERE, each, spread) for each in (before, [*before, new]))
@@ -75,13 +53,6 @@ def test_each_measurement_narrows_and_none_closes_the_interval(step, new, before
         spread.hardware**2 + spread.kind**2 + spread.program**2 + spread.noise**2
     )
     assert second.narrowed >= least * (1 - 1e-9)
-
-
-@given(shares, said, spreads, st.randoms())
-def test_the_order_of_runs_does_not_matter(step, before, spread, random):
-    again = random.sample(before, len(before))
-    first, second = (correction(step, HERE, each, spread) for each in (before, again))
-    assert second.factor == pytest.approx(first.factor, rel=1e-6)
 
 
 @given(
@@ -131,16 +102,6 @@ def test_a_corrected_step_adds_up_and_profiles_move_their_kind():
     low, high = corrected.ratios
     assert step.ratios[0] < low < 1 < high < step.ratios[1]
     assert measurements(step, phase, 1.0, {"communication": 0.0})[1:] == []
-
-
-def test_a_disturbed_run_says_less():
-    """Its steps' times vary by a third: the factor stays nearer to 1, and the interval wider."""
-    step = shares_of([1.0] * len(KINDS))
-    quiet, busy = (
-        correction(step, HERE, [Measurement(2.0, step, HERE, noise)], CPUS) for noise in (0, 0.3)
-    )
-    assert 1 < busy.factor < quiet.factor
-    assert quiet.narrowed < busy.narrowed < 1
 
 
 def test_a_larger_program_learns_less_from_a_small_one():

@@ -180,7 +180,6 @@ def test_the_loss_takes_the_longer_of_arithmetic_and_bytes(chip, bound):
 
 
 def test_the_range_of_every_class_contains_the_prediction():
-    """And every size and number of chips has a range."""
     for low, high in RANGES.values():
         assert low < 1 < high
     found = {size_class(size, chips) for size in (10**8, 10**9) for chips in (1, 2, 8, 9, 256)}

@@ -7,17 +7,19 @@ import jax
 import pytest
 
 from models.transformer import Transformer
-from tests.models import reference
 from tests.training import tiny
-from tests.training.evaluate.test_evaluator import stream
+from tests.training.evaluate.test_evaluator import oracle, stream
 from tests.training.trainer.test_processes import run_processes
 from training.checkpoint.checkpointer import Checkpointer
 from training.checkpoint.restore import load_model
 from training.config import Parallelism
 from training.evaluate.checkpoint_scorer import Scorer, load_scored
+from training.evaluate.evaluator import plan_sequences
 from training.trainer.trainer import train
 
+pytestmark = pytest.mark.slow  # whichever test comes first trains
 FIGURES = ("loss", "bits_per_byte")
+WORKER = "tests.training.evaluate.scoring_worker"
 
 
 @pytest.fixture(scope="module")
@@ -35,14 +37,10 @@ def wanted(trained):
     root, _, model = trained
     found = []
     for name, shards in tiny.score_job(root).splits:
-        ids, nll, tokens, size = stream(shards), 0.0, 0, 0
-        for start in range(0, len(ids) - 1, tiny.LENGTH):
-            row = ids[start : start + tiny.LENGTH]
-            nll += reference.nll(model, row[None])[0].sum()
-            tokens += len(row) - 1
-            size += sum(tiny.TOKEN_BYTES[token] for token in row[1:])
-        bits = nll / math.log(2) / size
-        row = {"split": name, "loss": nll / tokens, "bits_per_byte": bits}
+        ids = stream(shards)
+        nll, tokens, size = oracle(model, ids, plan_sequences(len(ids), tiny.LENGTH))
+        bits = nll.sum() / math.log(2) / size
+        row = {"split": name, "loss": nll.sum() / tokens, "bits_per_byte": bits}
         found.append({**row, "tokens": tokens, "bytes": size})
     return found
 
@@ -55,38 +53,25 @@ def close(rows, wanted, tolerance):
             assert got[name] == (pytest.approx(value, rel=tolerance) if name in FIGURES else value)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("devices", [1, 8])
-def test_whole_sets_on_any_number_of_devices(trained, wanted, devices):
-    """The figures are sums over all sequences of each split, whatever the devices."""
-    root, path, _ = trained
-    scorer = Scorer(tiny.score_job(root), jax.devices()[:devices])
-    scored = scorer.score(scorer.load(path))
-    scorer.close()
-    close(scored.rows, wanted, 2e-6)
-
-
 @pytest.mark.parametrize(
-    ("parallel", "devices"),
-    [(Parallelism(tensor=2), 1), (tiny.split(8), 4)],
-    ids=["tensor", "more_than_there_are"],
+    ("changes", "devices", "fits"),
+    [
+        ({}, 1, True),
+        ({"microbatches": tiny.BATCH // 2}, 8, True),  # two sequences, rounded up to eight
+        ({"parallel": Parallelism(tensor=2)}, 1, False),
+        ({"parallel": tiny.split(8)}, 4, False),
+    ],
+    ids=["one", "more_than_a_microbatch_has", "tensor", "more_than_there_are"],
 )
-@pytest.mark.slow
-def test_hardware_that_the_parallelism_of_training_does_not_fit(
-    trained, wanted, caplog, parallel, devices
-):
-    """Its scores are the same, and the log has a line that says what was done."""
+def test_whole_sets_on_any_number_of_devices(trained, wanted, caplog, changes, devices, fits):
+    """Sums over all sequences; where training's parallelism does not fit, the log says so."""
     root, path, _ = trained
     job = tiny.score_job(root)
-    split = dataclasses.replace(job.train, parallel=parallel)
-    scorer = Scorer(dataclasses.replace(job, train=split), jax.devices()[:devices])
+    changed = dataclasses.replace(job, train=dataclasses.replace(job.train, **changes))
+    scorer = Scorer(changed, jax.devices()[:devices])
     close(scorer.score(scorer.load(path)).rows, wanted, 2e-6)
     scorer.close()
-    (line,) = (
-        r.getMessage() for r in caplog.records if r.name == "training.evaluate.checkpoint_scorer"
-    )
-    assert line.startswith("Parallelism(")
-    assert f"does not fit the {devices} devices here" in line
+    assert (f"does not fit the {devices} devices here" in caplog.text) == (not fits)
 
 
 def test_a_group_that_does_not_divide_the_model(trained, caplog):
@@ -97,17 +82,6 @@ def test_a_group_that_does_not_divide_the_model(trained, caplog):
     assert "does not fit the 6 devices here" in caplog.text
 
 
-@pytest.mark.slow
-def test_more_devices_than_a_microbatch_has_sequences(trained, wanted):
-    """The default batch, of two sequences in training, is rounded up to eight devices."""
-    root, path, _ = trained
-    micro = dataclasses.replace(tiny.TRAIN, microbatches=tiny.BATCH // 2)
-    scorer = Scorer(dataclasses.replace(tiny.score_job(root), train=micro))
-    close(scorer.score(scorer.load(path)).rows, wanted, 2e-6)
-    scorer.close()
-
-
-@pytest.mark.slow
 def test_a_part_of_the_sets_is_the_same_in_the_loop_and_beside_it(trained):
     """What the training loop wrote down at its last step is what a scorer finds."""
     root, _, _ = trained
@@ -126,19 +100,14 @@ def test_a_part_of_the_sets_is_the_same_in_the_loop_and_beside_it(trained):
     close([{"step": tiny.TRAIN.steps, **row} for row in rows], last, 1e-6)
 
 
-@pytest.mark.slow
 def test_two_processes_find_what_one_finds(trained, wanted):
     """Two processes of two devices, and one of four: the same rows, and the same answers."""
     root, path, _ = trained
-    module = "tests.training.evaluate.score_worker"
-    (one,) = run_processes(root, 1, 4, path, module=module)
-    both = run_processes(root, 2, 2, path, module=module)
+    (one,) = run_processes(root, 1, 4, path, module=WORKER)
+    both = run_processes(root, 2, 2, path, module=WORKER)
     assert both[0] == both[1]
     close(one["rows"], wanted, 2e-6)
     close(both[0]["rows"], wanted, 2e-6)
-
-
-pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize("what", ["index", "arrays", "disk"])
@@ -147,9 +116,7 @@ def test_a_store_that_fails_in_one_process_makes_all_read_again(tmp_path, what):
     saver = Checkpointer(str(tmp_path), attempt="a")
     path = saver.save(1, {"model": Transformer.init(tiny.MODEL, key=jax.random.key(0))}, {})
     saver.wait()
-    reports = run_processes(
-        str(tmp_path), 2, 1, path, what, module="tests.training.evaluate.follow_worker"
-    )
+    reports = run_processes(str(tmp_path), 2, 1, path, what, module=WORKER)
     assert [report["loads"] for report in reports] == [2, 2]
     assert [report["kept"] for report in reports] == [[1], []]
     assert [report["skipped"] for report in reports] == [[], []]

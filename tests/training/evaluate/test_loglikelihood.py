@@ -68,7 +68,6 @@ def test_log_likelihoods_are_those_of_the_reference(devices, batch_size):
 
 @pytest.mark.slow
 def test_a_greedy_continuation_is_told():
-    """What the model itself would write is greedy, and one other token is not."""
     ids = [5, 9]
     for _ in range(4):
         ids.append(int(losses(tuple(ids))[1][-1].argmax()))
@@ -88,7 +87,6 @@ def test_a_row_that_is_too_long_loses_its_beginning():
 
 @pytest.mark.parametrize("wrong", [Continuation((1, 2), 0), Continuation((1, 2), 2)])
 def test_a_continuation_of_nothing_or_without_tokens_is_refused(wrong):
-    """The message says where it would begin."""
     with pytest.raises(InputError, match="after at least one token"):
         likelihood()(model(), [wrong])
 
@@ -137,7 +135,6 @@ def test_accuracies_are_what_they_say(drawn):
 
 
 def test_every_choice_is_scored_after_its_context():
-    """The answers to questions are the reference's sums."""
     rng = np.random.default_rng(4)
     ids = rng.integers(1, tiny.VOCAB, (6, 10)).tolist()
     questions = [

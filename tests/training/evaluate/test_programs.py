@@ -63,7 +63,6 @@ def test_an_answer_ends_with_its_function(completion, body):
 def test_an_answer_passes_if_its_program_does(
     problem, completion, compiled, passed, ended, possible
 ):
-    """Compiled, run and judged by its exit status."""
     if problem.language == "cpp" and not shutil.which("g++"):
         pytest.skip("g++ is not installed")
     found = judge(problem, completion, LIMITS)
@@ -91,7 +90,6 @@ def test_rates_are_shares_of_answers_and_of_problems():
     ],
 )
 def test_a_line_that_is_no_problem_is_named(line, message):
-    """With the number of the line."""
     first = json.dumps({**vars(DOUBLE), "completion": " 2 * x"})
     with pytest.raises(InputError, match=message):
         parse_problems(f"{first}\n{line}\n".encode(), "problems.jsonl")

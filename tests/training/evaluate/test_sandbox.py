@@ -43,7 +43,6 @@ def test_a_hostile_program_is_kept_in(hostile, possible, bystander):
 
 
 def test_without_bubblewrap_nothing_runs(monkeypatch, tmp_path):
-    """The error says how to install it."""
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(InputError, match="apt-get install bubblewrap"):
         sandbox.run({}, [["/bin/sh", "-c", f"touch {tmp_path}/ran"]], sandbox.Limits())
@@ -80,7 +79,6 @@ def test_a_sandbox_that_is_killed_has_not_passed(possible):
 
 
 def test_limits_that_leave_no_room_are_refused(possible):
-    """Rather than every program failing under them."""
     with pytest.raises(InputError, match="raise the limits"):
         sandbox.check(sandbox.Limits(memory=1 << 16))
     with pytest.raises(InputError, match="seconds"):

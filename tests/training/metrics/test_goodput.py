@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.store.decode import json_line
-from training.metrics.goodput import LOST, AttemptTime, Mark, account, fold, in_order, read_attempts
+from training.metrics.goodput import LOST, AttemptTime, Mark, account, fold, read_attempts
 from training.metrics.metrics_log import NAME, read_log, write_history
 from training.metrics.stopwatch import BUCKETS
 
@@ -169,28 +169,22 @@ def attempt(name, began, step_seconds, first, last, *marks, outcome="running"):
     )
 
 
-def test_a_process_that_was_given_up_but_lived_on_is_cut_where_the_next_begins():
-    """It took its checkpoint at 80, the next began at 90; what it did to 100 is nobody's."""
-    found = account([attempt("a", 0, 100, 0, 10, (8, 80.0)), attempt("b", 90, 50, 8, 14)])
-    assert found.total == 140
-    assert (found.parts["redone"], found.parts["dead"]) == (10, 0)
-
-
-def test_a_clock_that_is_behind_cannot_make_an_attempt_begin_before_its_checkpoint():
-    """The next one's clock says 70, its checkpoint was taken at 80: it begins at 80."""
-    found = account([attempt("a", 0, 100, 0, 10, (8, 80.0)), attempt("b", 70, 50, 8, 14)])
-    assert found.total == 130
-    assert (found.parts["step"], found.parts["redone"]) == (130, 0)
-
-
-def test_a_journal_that_ends_before_the_checkpoint_counts_in_full():
-    """The kill came before it was written again; what is missing between is dead time."""
-    found = account([attempt("a", 0, 100, 0, 10, (8, 80.0)), attempt("b", 130, 50, 12, 20)])
-    assert (found.parts["step"], found.parts["redone"], found.parts["dead"]) == (150, 0, 30)
+@pytest.mark.parametrize(
+    ("began", "first", "step", "redone", "dead"),
+    [
+        (90, 8, 130, 10, 0),  # the first lived on after its lease was lost: cut where this begins
+        (70, 8, 130, 0, 0),  # this clock is behind: it cannot begin before its checkpoint
+        (130, 12, 150, 0, 30),  # the rows end before the checkpoint: all of the first counts
+    ],
+)
+def test_the_next_attempt_decides_what_counts(began, first, step, redone, dead):
+    """Of one of 100 s with a checkpoint of step 8 after 80 s; the next one takes 50 s."""
+    found = account([attempt("a", 0, 100, 0, 10, (8, 80.0)), attempt("b", began, 50, first, 20)])
+    assert (found.parts["step"], found.parts["redone"], found.parts["dead"]) == (step, redone, dead)
+    assert found.total == step + redone + dead
 
 
 def test_no_attempts_have_an_account_of_nothing():
-    """Zero of everything, and no division."""
     found = account([])
     assert found.total == 0
     assert set(found.parts.values()) == {0.0}
@@ -266,20 +260,6 @@ def test_only_attempts_at_the_build_count_and_logs_of_older_versions_are_left_ou
     old = log(tmp_path / "3", ("config", {"run": "r", "attempt": "a"}), ("began", {"step": 0}))
     assert [each.build for each in read_attempts([one, two, old])] == ["b1", "b2"]
     assert [each.build for each in read_attempts([one, two, old], "b2")] == ["b2"]
-
-
-def test_attempts_of_a_step_are_in_the_order_of_their_leases():
-    """Whatever their machines' clocks said; a million leases are one digit more."""
-    names = ["999999-ffffffff", "1000000-00000000", "1000001-aaaaaaaa"]
-    found = [
-        AttemptTime(attempt=name, began=began, buckets={})
-        for began, name in zip((5.0, -100.0, 4.0), names, strict=True)
-    ]
-    assert in_order(reversed(found)) == found
-    unnamed = [
-        AttemptTime(attempt=name, began=began, buckets={}) for name, began in (("b", 1), ("a", 2))
-    ]
-    assert in_order(reversed(unnamed)) == unnamed
 
 
 KILLED = """

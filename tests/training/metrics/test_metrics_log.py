@@ -129,7 +129,6 @@ def test_a_log_that_lost_its_end_is_refused(tmp_path):
 
 
 def test_an_attempt_has_a_log_of_its_own(tmp_path):
-    """Nothing is appended to what another one wrote."""
     new_log(tmp_path).close(10)
     with pytest.raises(InputError, match="every attempt its own name"):
         new_log(tmp_path)

@@ -10,54 +10,46 @@ import pytest
 from training.metrics.profiler import DEFAULT_STEPS, Profiler
 
 
-class Fake:
-    """Stands in for JAX's profiler and keeps what it was told."""
+@pytest.fixture
+def fake(monkeypatch):
+    """Stands in for JAX's profiler: what it was asked for."""
+    calls = []
 
-    def __init__(self):
-        self.calls = []
+    def start(directory, **_):
+        calls.append(("start", directory.rpartition("/")[2]))
 
-    def start(self, directory):
-        self.calls.append(("start", directory.rpartition("/")[2]))
-
-    def stop(self):
-        self.calls.append(("stop", ""))
+    monkeypatch.setattr(jax.profiler, "start_trace", start)
+    monkeypatch.setattr(jax.profiler, "stop_trace", lambda: calls.append(("stop", "")))
+    return calls
 
 
 def steps(profiler, first, last):
-    """What a loop does with a profiler."""
     for step in range(first, last + 1):
         if profiler.due(step):
             profiler.before(step)
 
 
-def make(tmp_path, fake, window=None, poll=0.005):
-    return Profiler(str(tmp_path), window, poll=poll, start=fake.start, stop=fake.stop)
+def make(tmp_path, window=None):
+    return Profiler(str(tmp_path), window, poll=0.005)
 
 
-def test_the_configured_window(tmp_path):
-    """Steps 3 and 4: begun before 3 and ended before 5."""
-    fake = Fake()
-    profiler = make(tmp_path, fake, (3, 2))
+@pytest.mark.parametrize(("length", "more"), [(2, 9), (100, 0)], ids=["in the run", "at its end"])
+def test_the_configured_window(tmp_path, fake, length, more):
+    """From step 3 on: begun before it, and ended before the step after it or by closing."""
+    profiler = make(tmp_path, (3, length))
     steps(profiler, 1, 4)
-    assert fake.calls == [("start", "step-00000003")]
-    steps(profiler, 5, 9)
+    assert fake == [("start", "step-00000003")]
+    steps(profiler, 5, more)
+    assert len(fake) == (2 if more else 1)
     profiler.close()
-    assert fake.calls == [("start", "step-00000003"), ("stop", "")]
+    assert fake == [("start", "step-00000003"), ("stop", "")]
 
 
-def test_a_window_at_the_end_is_ended_by_closing(tmp_path):
-    """The run ends before the window does."""
-    fake = Fake()
-    profiler = make(tmp_path, fake, (3, 100))
-    steps(profiler, 1, 4)
-    profiler.close()
-    assert [name for name, _ in fake.calls] == ["start", "stop"]
-
-
-def test_closing_does_not_wait_for_a_trace_that_takes_long(tmp_path, caplog):
+def test_closing_does_not_wait_for_a_trace_that_takes_long(tmp_path, caplog, fake, monkeypatch):
     """A preempted run has seconds; the trace is lost."""
-    fake, written = Fake(), threading.Event()
-    profiler = Profiler(str(tmp_path), (3, 100), start=fake.start, stop=written.wait)
+    written = threading.Event()
+    monkeypatch.setattr(jax.profiler, "stop_trace", written.wait)
+    profiler = make(tmp_path, (3, 100))
     steps(profiler, 1, 4)
     profiler.close(0.05, 0.05)
     assert not written.is_set()
@@ -66,25 +58,23 @@ def test_closing_does_not_wait_for_a_trace_that_takes_long(tmp_path, caplog):
 
 
 @pytest.mark.parametrize(("content", "count"), [("", DEFAULT_STEPS), ("5", 5), ("7 steps", 7)])
-def test_a_file_asks_for_a_trace_once(tmp_path, content, count):
+def test_a_file_asks_for_a_trace_once(tmp_path, fake, content, count):
     """It is removed, and so many steps are traced from the next one on."""
-    fake = Fake()
-    profiler = make(tmp_path, fake)
+    profiler = make(tmp_path)
     (tmp_path / "profile").write_text(content)
     while not profiler.due(11):
         time.sleep(0.005)
     assert not (tmp_path / "profile").exists()
     steps(profiler, 11, 10 + count)
-    assert fake.calls == [("start", "step-00000011")]
+    assert fake == [("start", "step-00000011")]
     steps(profiler, 11 + count, 50)
     profiler.close()
-    assert fake.calls[1:] == [("stop", "")]
+    assert fake[1:] == [("stop", "")]
 
 
 def test_a_request_that_cannot_be_read_is_said_once(tmp_path, caplog):
     """And the next one is heard."""
-    fake = Fake()
-    profiler = make(tmp_path, fake)
+    profiler = make(tmp_path)
     for _ in range(2):
         (tmp_path / "profile").write_text("please")
         while (tmp_path / "profile").exists():
@@ -96,27 +86,27 @@ def test_a_request_that_cannot_be_read_is_said_once(tmp_path, caplog):
     assert caplog.text.count("cannot be read as a request") == 1
 
 
-@pytest.mark.parametrize("when", ["start", "stop"])
-def test_a_profiler_that_fails_is_logged_and_forgotten(tmp_path, caplog, when):
-    """The loop goes on, and a later window still works."""
-    fake = Fake()
+@pytest.mark.parametrize("when", ["start_trace", "stop_trace"])
+def test_a_profiler_that_fails_is_logged_and_forgotten(tmp_path, caplog, fake, when):
+    """The loop continues, and a later request is served."""
 
-    def fail(*_):
+    def fail(*_, **__):
         raise RuntimeError("no profiler here")
 
-    profiler = make(tmp_path, fake, (2, 1))
-    setattr(profiler, f"_{when}", fail)
-    steps(profiler, 1, 5)
-    profiler.close()
+    profiler = make(tmp_path, (2, 1))
+    with pytest.MonkeyPatch.context() as broken:
+        broken.setattr(jax.profiler, when, fail)
+        steps(profiler, 1, 5)
     assert caplog.text.count("no profiler here") >= 1
-    setattr(profiler, f"_{when}", getattr(fake, when))
-    profiler._window = (7, 1)
-    steps(profiler, 6, 9)
-    assert [name for name, _ in fake.calls][-2:] == ["start", "stop"]
+    (tmp_path / "profile").write_text("1")
+    while not profiler.due(7):
+        time.sleep(0.005)
+    steps(profiler, 7, 9)
+    profiler.close()
+    assert [name for name, _ in fake][-2:] == ["start", "stop"]
 
 
 def test_a_real_trace_has_what_xprof_and_perfetto_open(tmp_path):
-    """Two steps of a small matmul."""
     square = jax.jit(lambda x: x @ x)
     square(jnp.ones((64, 64))).block_until_ready()
     profiler = Profiler(str(tmp_path), (2, 2), poll=60)

@@ -1,5 +1,6 @@
 """The recorder is a step late where devices compute, and its clock leaves pauses out."""
 
+import dataclasses
 import json
 
 import numpy as np
@@ -52,11 +53,7 @@ def test_a_row_is_written_at_once_where_a_step_is_over():
         clock.wait(0.5)
         clock.now += seconds - 0.5
         recorder.push(step, metrics(4.0, ready=True))
-        assert (rows[-1]["step"], rows[-1]["seconds"], rows[-1]["data_wait"]) == (
-            step,
-            seconds,
-            0.5,
-        )
+        assert {"step": step, "seconds": seconds, "data_wait": 0.5}.items() <= rows[-1].items()
     recorder.drain()
     assert len(rows) == 2
 
@@ -244,22 +241,17 @@ def test_an_interruption_does_not_begin_the_count_of_skipped_steps_anew(skips, m
 
 
 def test_throughput_knows_peaks_of_tpus_only():
-    """On a CPU a row has no MFU; on a TPU it has both conventions, the causal one smaller."""
+    """On a CPU a row has no MFU; on a TPU both conventions, and HFU if FLOPs are counted."""
     cpu = Throughput.of(tiny.MODEL, 8, 32, "cpu", 4)
-    assert cpu.row(0.5) == {"tokens_per_second": 512.0}
+    assert dataclasses.replace(cpu, executed=3e9).row(0.5) == {"tokens_per_second": 512.0}
     tpu = Throughput.of(tiny.MODEL, 8, 32, "TPU v6 lite", 4)
-    row = tpu.row(0.5)
+    row, peak = tpu.row(0.5), 4 * 918e12
     causal = training_flops_per_token(tiny.MODEL, 32, causal=True)
-    assert row["mfu"] == pytest.approx(512 * causal / (4 * 918e12))
+    assert row["mfu"] == pytest.approx(512 * causal / peak)
     assert row["mfu"] < row["mfu_full"]
-
-
-def test_hfu_counts_what_is_executed_and_mfu_what_the_model_asks_for():
-    """3e9 executed FLOPs in 2 s on a peak of 1e10; without a count or a peak there is no HFU."""
-    counted = Throughput(tokens=1000, flops=(3e6, 4e6), peak=1e10, executed=3e9)
-    assert counted.row(2.0)["hfu"] == pytest.approx(3e9 / 2 / 1e10)
-    assert "hfu" not in Throughput(tokens=1000, flops=(3e6, 4e6), peak=1e10).row(2.0)
-    assert "hfu" not in Throughput(tokens=1, flops=(1, 1), peak=None, executed=3e9).row(1.0)
+    assert "hfu" not in row
+    counted = dataclasses.replace(tpu, executed=3e9)
+    assert counted.row(2.0)["hfu"] == pytest.approx(3e9 / 2 / peak)
 
 
 class Device:

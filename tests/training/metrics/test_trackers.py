@@ -35,7 +35,6 @@ HANGS = "import time; time.sleep(1000)"
 
 @pytest.fixture
 def entries(tmp_path):
-    """The file that a run writes."""
     return (tmp_path / "metrics.jsonl").open("ab", buffering=0)
 
 
@@ -90,7 +89,6 @@ def test_a_child_that_dies_says_why_once(tmp_path, entries):
 
 
 def test_a_child_that_fails_at_the_end_is_reported(tmp_path, entries):
-    """By `close`, which waits for it."""
     found = started(tmp_path, "import sys; sys.stdin.readline(); sys.stdin.read(); sys.exit(3)")
     assert found.failures() == []
     (line,) = found.close(20)
@@ -148,7 +146,6 @@ def test_an_unfinished_line_is_read_when_it_is_finished(tmp_path, entries):
 
 
 def test_a_name_that_is_no_tracker_is_refused():
-    """The error lists those there are."""
     with pytest.raises(InputError, match="tensorboard, wandb, trackio"):
         Trackers(["mlflow"], {})
     with pytest.raises(InputError, match="each tracker once"):
@@ -156,7 +153,6 @@ def test_a_name_that_is_no_tracker_is_refused():
 
 
 def test_a_library_that_is_not_installed_says_how_to_install_it(monkeypatch, tmp_path):
-    """The extra's name is in the error."""
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(InputError, match=r"pip install -e '\.\[wandb\]'"):
         trackers.wandb({"directory": str(tmp_path), "run": "r", "config": {}}, [])
@@ -172,76 +168,50 @@ def test_names_of_numbers():
     assert trackers.scalars({"kind": "config", "steps": 4}) == {}
 
 
-NAME = "events"
+class Spooled:
+    """A spool of a store that fails with the next of `errors`, and its clock."""
+
+    def __init__(self, monkeypatch, name):
+        write, self.errors, self.now = storage.write_atomic, [], 0.0
+
+        def write_or_fail(url, data):
+            if self.errors:
+                raise self.errors.pop()
+            write(url, data)
+
+        monkeypatch.setattr(storage, "write_atomic", write_or_fail)
+        self.spool = Spool(f"memory://{name}/run", lambda: self.now)
+        self.file, self.url = self.spool.path / "events", f"memory://{name}/run/events"
+
+    def sync(self, text, after=0.0):
+        self.file.write_text(text)
+        self.now += after
+        self.spool.sync()
+        return storage.read_bytes(self.url).decode() if storage.exists(self.url) else ""
 
 
-class Ticks:
-    """A clock that a test moves."""
-
-    now = 0.0
-
-    def __call__(self):
-        return self.now
-
-
-def test_on_an_object_store_the_file_is_uploaded_whole_now_and_then():
+def test_on_an_object_store_the_file_is_uploaded_whole_now_and_then(monkeypatch):
     """Nothing before its time, all of it at its time and at the end; the local copy goes."""
-    clock = Ticks()
-    spool = Spool("memory://spool/run", clock)
-    path = spool.path / "events"
-    path.write_text("1\n")
-    spool.sync()
-    url = "memory://spool/run/events"
-    assert storage.size(url) is None
-    clock.now += 31
-    spool.sync()
-    assert storage.read_bytes(url) == b"1\n"
-    path.write_text("1\n2\n")
-    spool.sync()
-    assert storage.read_bytes(url) == b"1\n"
-    spool.close()
-    assert storage.read_bytes(url) == b"1\n2\n"
-    assert not spool.path.exists()
-
-
-class Store:
-    """`memory://`, which fails as often as it is told to."""
-
-    def __init__(self, monkeypatch, error=None):
-        self.write, self.error, self.failures = storage.write_atomic, error, 0
-        monkeypatch.setattr(storage, "write_atomic", self)
-
-    def __call__(self, url, data):
-        if self.failures:
-            self.failures -= 1
-            raise self.error or StoreUnavailable(f"{url}: 503")
-        self.write(url, data)
+    made = Spooled(monkeypatch, "spool")
+    assert made.sync("1\n") == ""
+    assert made.sync("1\n", after=31) == made.sync("1\n2\n") == "1\n"
+    made.spool.close()
+    assert storage.read_bytes(made.url) == b"1\n2\n"
+    assert not made.spool.path.exists()
 
 
 def test_a_store_that_fails_is_tried_again_and_given_up_at_the_end(monkeypatch, caplog):
-    """An upload that failed is made up for by the next; at the end the local copy is left."""
-    store, clock = Store(monkeypatch), Ticks()
-    spool = Spool("memory://gone/run", clock)
-    (spool.path / NAME).write_text("1\n")
-    for store.failures in (1, 0):
-        clock.now += 31
-        spool.sync()
-    assert storage.read_bytes(f"memory://gone/run/{NAME}") == b"1\n"
+    """At the end the local copy is left; what is not permitted ends it at once."""
+    made = Spooled(monkeypatch, "gone")
+    made.errors = [StoreUnavailable("503")]
+    assert made.sync("1\n", after=31) == ""
+    assert made.sync("1\n", after=31) == "1\n"
     assert caplog.text.count("will be retried") == 1
-    (spool.path / NAME).write_text("1\n2\n")
-    store.failures = 1
-    with pytest.raises(StoreUnavailable):
-        spool.close()
-    assert (spool.path / NAME).read_text() == "1\n2\n"
-    shutil.rmtree(spool.path)
-
-
-def test_what_is_not_permitted_ends_it_at_once(monkeypatch):
-    """No later try can do better."""
-    store, clock = Store(monkeypatch, InputError("not permitted")), Ticks()
-    spool = Spool("memory://refused/run", clock)
-    (spool.path / NAME).write_text("1\n")
-    clock.now, store.failures = 31, 1
+    made.errors = [InputError("not permitted")]
     with pytest.raises(InputError):
-        spool.sync()
-    shutil.rmtree(spool.path)
+        made.sync("1\n2\n", after=31)
+    made.errors = [StoreUnavailable("503")]
+    with pytest.raises(StoreUnavailable):
+        made.spool.close()
+    assert made.file.read_text() == "1\n2\n"
+    shutil.rmtree(made.spool.path)

@@ -12,7 +12,7 @@ import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from pipeline.errors import InputError, unknown
 from training.evaluate.programs.sandbox import FOLDER, Limits, run
@@ -20,44 +20,28 @@ from training.evaluate.programs.sandbox import FOLDER, Limits, run
 _FIELDS = {"name", "language", "prompt", "tests"}
 
 
-@dataclass(frozen=True)
-class Language:
-    """How to compile and run a language.
-
-    The tool (this Python where it is empty) is prepended to `compile`, and to `run` if
-    `run_by_tool`.
-    """
+class Language(NamedTuple):
+    """How to compile and run a file: words, "tool" for the tool's path; None for this Python."""
 
     file: str
-    tool: str
-    compile: tuple[str, ...]
-    run: tuple[str, ...]
-    run_by_tool: bool = False
+    tool: str | None
+    compile: str
+    run: str
 
 
 LANGUAGES = {
-    "python": Language(
-        "main.py",
-        "",
-        ("-I", "-S", "-m", "py_compile", "main.py"),
-        ("-I", "-S", "main.py"),
-        run_by_tool=True,
-    ),
-    "c": Language("main.c", "gcc", ("main.c", "-o", "main", "-lm"), (f"{FOLDER}/main",)),
-    "cpp": Language(
-        "main.cpp", "g++", ("-std=c++17", "main.cpp", "-o", "main"), (f"{FOLDER}/main",)
-    ),
+    "python": Language("main.py", None, "tool -I -S -m py_compile main.py", "tool -I -S main.py"),
+    "c": Language("main.c", "gcc", "tool main.c -o main -lm", f"{FOLDER}/main"),
+    "cpp": Language("main.cpp", "g++", "tool -std=c++17 main.cpp -o main", f"{FOLDER}/main"),
 }
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One problem.
+    """One problem: the program up to the first line of a function's body, and its end.
 
-    Attributes:
-        prompt: the beginning of the program, up to the first line of the function's body.
-        tests: the end of the program; it exits with a nonzero status when a test fails.
-        completion: a given answer; None when a model generates it.
+    The end exits with a nonzero status when a test fails. `completion` is a given answer; None when
+    a model generates it.
     """
 
     name: str
@@ -124,7 +108,7 @@ def function_body(completion: str) -> str:
 def tool(language: str) -> str:
     """Absolute path of the compiler or interpreter of a language."""
     name = LANGUAGES[language].tool
-    if not name:
+    if name is None:
         return os.path.realpath(sys.executable)
     found = shutil.which(name, path="/usr/local/bin:/usr/bin:/bin")
     if found is None:
@@ -136,11 +120,13 @@ def tool(language: str) -> str:
 
 
 def judge(problem: Problem, completion: str, limits: Limits) -> Judged:
-    """Compile and run one answer in the sandbox."""
     language, command = LANGUAGES[problem.language], tool(problem.language)
     program = f"{problem.prompt}{function_body(completion)}\n{problem.tests}\n"
-    running = [command, *language.run] if language.run_by_tool else language.run
-    outcome = run({language.file: program}, [[command, *language.compile], running], limits)
+    commands = [
+        [command if word == "tool" else word for word in words.split()]
+        for words in (language.compile, language.run)
+    ]
+    outcome = run({language.file: program}, commands, limits)
     done = [ended == "exit 0" for ended in outcome.ended]
     return Judged(
         problem=problem.name,
@@ -159,18 +145,16 @@ def rates(judged: Sequence[Judged]) -> dict[str, dict[str, Any]]:
     `compiled` and `pass@1` are shares of the answers; `pass@n`, with n answers per problem, is the
     share of problems that at least one of them solves.
     """
-    languages = sorted({one.language for one in judged})
-    groups = {name: [one for one in judged if one.language == name] for name in languages}
-    return {name: _rates(group) for name, group in {"all": judged, **groups}.items()}
-
-
-def _rates(judged: Sequence[Judged]) -> dict[str, Any]:
-    problems = {one.problem for one in judged}
-    attempts = len(judged) // len(problems)
-    return {
-        "items": len(problems),
-        "attempts": attempts,
-        "compiled": sum(one.compiled for one in judged) / len(judged),
-        "pass@1": sum(one.passed for one in judged) / len(judged),
-        f"pass@{attempts}": len({one.problem for one in judged if one.passed}) / len(problems),
-    }
+    found = {}
+    for language in ("all", *sorted({one.language for one in judged})):
+        group = [one for one in judged if language in ("all", one.language)]
+        problems = {one.problem for one in group}
+        attempts = len(group) // len(problems)
+        found[language] = {
+            "items": len(problems),
+            "attempts": attempts,
+            "compiled": sum(one.compiled for one in group) / len(group),
+            "pass@1": sum(one.passed for one in group) / len(group),
+            f"pass@{attempts}": len({one.problem for one in group if one.passed}) / len(problems),
+        }
+    return found

@@ -20,7 +20,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import psutil
 
@@ -66,18 +67,15 @@ class Limits:
         check_fields(self)
 
 
-@dataclass
-class ProgramResult:
-    """The result of a program's commands.
+class ProgramResult(NamedTuple):
+    """How each command ended, and what they printed, up to the limit.
 
-    Attributes:
-        ended: how each command ended: "exit N" or the name of a signal; the last one is "time",
-            "memory", "output" or "killed" when the whole sandbox was ended.
-        output: what the commands printed, up to the limit.
+    "exit N" or the name of a signal; the last one is "time", "memory", "output" or "killed" when
+    the whole sandbox was ended.
     """
 
-    ended: list[str] = field(default_factory=list)
-    output: str = ""
+    ended: list[str]
+    output: str
 
 
 def run(
@@ -169,7 +167,6 @@ def _bubblewrap(place: str, python: str, sources: Mapping[str, int], limits: Lim
 
 
 def _limited(limits: Limits) -> list[str]:
-    """A prefix that limits a command and the processes that it starts."""
     most = {
         "as": limits.memory,
         "cpu": int(limits.seconds) + 1,
@@ -223,11 +220,8 @@ def _watch(process: subprocess.Popen[bytes], commands: int, limits: Limits) -> P
 
 
 def _resident(pid: int) -> int:
-    """Resident bytes of a process and its descendants."""
     total = 0
-    try:
+    with contextlib.suppress(psutil.Error):  # one of them has ended
         for each in psutil.Process(pid).children(recursive=True):
             total += each.memory_info().rss
-    except psutil.Error:  # one of them has ended
-        pass
     return total
