@@ -12,7 +12,7 @@ import hashlib
 import json
 import operator
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -31,7 +31,6 @@ BUCKET_RETRIES = {"max_retries": 9, "initial_delay": "250ms", "max_delay": "16s"
 _CORRUPT = ("NOT_FOUND", "OUT_OF_RANGE", "DATA_LOSS")
 # The store did not answer, even after TensorStore's retries; a new attempt may succeed.
 _UNAVAILABLE = ("ABORTED", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED", "UNAVAILABLE", "UNKNOWN")
-_EXISTS = "ALREADY_EXISTS"
 _MISSING = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
 _DATA = chunks.data_file(chunks.TOKENS)
 
@@ -41,7 +40,7 @@ Fill: TypeAlias = Callable[[np.ndarray], None]
 
 @dataclass(frozen=True, eq=False)
 class ShardHead:
-    """A shard's verified metadata."""
+    """A shard's metadata, verified."""
 
     tokens: int
     dtype: np.dtype
@@ -53,9 +52,8 @@ class ShardHead:
 def open_files(directory: str, size: int | None = None) -> ShardFiles:
     """The files of the shard in `directory`.
 
-    Args:
-        size: bytes of the tokens' data file, required for reading ranges of it. A local file that
-            is missing or of another size is `CorruptOutput` at once.
+    `size`, the bytes of the tokens' data file, is required for reading ranges of it. A local file
+    that is missing or of another size is `CorruptOutput` at once.
     """
     if storage.is_local(directory):
         return LocalFiles(directory, size)
@@ -100,17 +98,19 @@ def store_context() -> ts.Context:
 class LocalFiles:
     """A shard on a local disk; keeps the data file open when its size was given."""
 
+    _descriptor = -1
+
     def __init__(self, directory: str, size: int | None) -> None:
         self.directory = directory
-        self._descriptor = -1
         if size is not None:
-            self._descriptor = self._tried(_DATA, lambda path: self._opened(path, size))
+            self._descriptor = self._tried(_DATA, _open)
+            if (found := os.fstat(self._descriptor).st_size) != size:
+                raise corrupt(directory, f"{found:,} bytes in {_DATA} instead of {size:,}")
 
     def __del__(self) -> None:
         # At the last reference, so that a thread in the middle of reading keeps its file.
-        if getattr(self, "_descriptor", -1) >= 0:
+        if self._descriptor >= 0:
             os.close(self._descriptor)
-            self._descriptor = -1
 
     def start_read(self, name: str) -> Callable[[], bytes]:
         """What reads a whole file; raises `CorruptOutput` if there is none."""
@@ -146,12 +146,9 @@ class LocalFiles:
             return error
         return StoreUnavailable(f"{self.directory}: {error}; check the storage, run again")
 
-    def _opened(self, path: str, size: int) -> int:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        if (found := os.fstat(descriptor).st_size) != size:
-            os.close(descriptor)
-            raise corrupt(self.directory, f"{found:,} bytes in {_DATA} instead of {size:,}")
-        return descriptor
+
+def _open(path: str) -> int:
+    return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
 
 class KeyValueStore:
@@ -172,6 +169,32 @@ class KeyValueStore:
     def write(self, name: str, content: bytes) -> None:
         self._wait(self._store.write(name, content))
 
+    def write_all(self, files: Mapping[str, bytes]) -> None:
+        """Write files at once; if one fails, no other is in flight afterwards."""
+        failed: StorageError | None = None
+        for future in [self._store.write(name, content) for name, content in files.items()]:
+            try:
+                self._wait(future)
+            except StorageError as error:
+                failed = failed or error
+        if failed is not None:
+            raise failed
+
+    def create(self, name: str, content: bytes) -> None:
+        """Write a file that must not be there yet."""
+        there = self._wait(self._store.read(name))
+        if there.state == "missing":
+            written = self._store.write(name, content, if_equal=there.stamp.generation)
+            if self._wait(written).generation:
+                return
+        # In a bucket the file may be our own, if a response was lost and the request retried. A new
+        # attempt has its own directory, so it can succeed: raise the retriable error.
+        kind = StorageError if storage.is_local(self.directory) else StoreUnavailable
+        raise kind(
+            f"{self.directory}: the shard cannot be written: expected an empty directory, found "
+            f"another shard's {name}; delete the directory or choose another"
+        )
+
     def request(self, name: str, **options: Any) -> Callable[[], bytes | None]:
         """Request a file, or a range of it; what is returned waits. None if there is no file."""
         future = self._store.read(name, **options)
@@ -190,7 +213,6 @@ class StoreFiles(KeyValueStore):
     """A shard in a bucket, with the methods of `LocalFiles`; a request is sent when it starts."""
 
     def start_read(self, name: str, **options: Any) -> Callable[[], bytes]:
-        """What waits for a whole file; raises `CorruptOutput` if there is none."""
         requested = self.request(name, **options)
 
         def content() -> bytes:
@@ -201,7 +223,7 @@ class StoreFiles(KeyValueStore):
         return content
 
     def start_range_read(self, begin: int, size: int, batch: ts.Batch | None) -> Fill:
-        """What waits for a range; its request is sent once the batch is submitted."""
+        """Its request is sent once the batch is submitted."""
         content = self.start_read(_DATA, batch=batch, byte_range=slice(begin, begin + size))
 
         def fill(target: np.ndarray) -> None:
@@ -213,7 +235,6 @@ class StoreFiles(KeyValueStore):
         return fill
 
     def read_into(self, begin: int, target: np.ndarray) -> None:
-        """Fill a contiguous uint8 array from byte `begin` of the data file."""
         self.start_range_read(begin, target.nbytes, None)(target)
 
 
@@ -271,14 +292,6 @@ def wait(
     except (ValueError, OSError) as error:
         # TensorStore has one exception class; the status code is the message's first word.
         reason = " ".join(str(error).split(" [")[0].split())
-        if writing and reason.startswith(_EXISTS):
-            # In a bucket the file may be our own, if a response was lost and the request retried.
-            # A new attempt has its own directory, so it can succeed: raise the retriable error.
-            kind = StorageError if storage.is_local(directory) else StoreUnavailable
-            raise kind(
-                f"{directory}: the shard cannot be written: expected an empty directory, found "
-                f"another shard ({reason}); delete the directory or choose another"
-            ) from error
         if not writing and reason.startswith(_CORRUPT):
             raise corrupt(directory, reason) from error
         kind = StoreUnavailable if reason.startswith(_UNAVAILABLE) else StorageError

@@ -7,6 +7,7 @@ of the shards opened so far, and a bounded number of files stays open.
 
 from __future__ import annotations
 
+import functools
 import resource
 import threading
 from collections.abc import Iterable, Iterator, Sequence
@@ -17,14 +18,7 @@ import tensorstore as ts
 
 from data.cache import chunks
 from data.cache.chunks import CHUNK, ChunkChecker
-from data.cache.shard_io import (
-    Fill,
-    ShardFiles,
-    ShardHead,
-    corrupt,
-    open_files,
-    start_head_read,
-)
+from data.cache.shard_io import Fill, ShardFiles, ShardHead, corrupt, open_files, start_head_read
 from data.cache.token_shard import TokenShard
 from pipeline.errors import InputError
 from pipeline.store import storage
@@ -59,8 +53,7 @@ class _Records(threading.local):
 class TokenArray:
     """Random access to the tokens of many shards. Safe to read from several threads.
 
-    Args:
-        tokenizer_digest: SHA-256 that the shards' tokenizer must have; "" accepts any.
+    `tokenizer_digest` is the SHA-256 that the shards' tokenizer must have; "" accepts any.
     """
 
     def __init__(
@@ -77,9 +70,9 @@ class TokenArray:
         self._record = chunks.record_bytes(self.dtype)
         self._checker = ChunkChecker(self.dtype, _AT_ONCE)
         self._checksums: dict[int, np.ndarray] = {}
-        self._files: dict[int, ShardFiles] = {}
-        self._most_open = _open_at_most()
-        self._lock = threading.Lock()
+        # The open files of shards; a file that falls out is closed when no thread reads it.
+        opening = functools.partial(_open, self._shards, self.dtype)
+        self._file = functools.lru_cache(maxsize=_open_at_most())(opening)
         self._own = _Records(self.dtype)
 
     def __len__(self) -> int:
@@ -92,18 +85,13 @@ class TokenArray:
         self.close()
 
     def close(self) -> None:
-        with self._lock:
-            self._files.clear()
+        self._file.cache_clear()
 
     def read(self, starts: np.ndarray, length: int, out: np.ndarray | None = None) -> np.ndarray:
-        """Windows of the joined array, which may cross shard boundaries.
+        """Windows of the joined array, which may cross shard boundaries: int32 (n, length).
 
-        Args:
-            out: int32 (n, length), contiguous, to fill and return; None allocates one.
-
-        Raises:
-            InputError: a shard was written with another tokenizer than this array's.
-            CorruptOutput: a shard is not what was written.
+        `out` is filled and returned if it is given. Raises `InputError` for a shard of another
+        tokenizer, `CorruptOutput` for one that is not what was written.
         """
         starts = np.asarray(starts, np.int64)
         if out is None:
@@ -200,7 +188,7 @@ class TokenArray:
             self._checksums[shard] = self._checked(self._shards[shard], head())
 
     def _checked(self, shard: TokenShard, head: ShardHead) -> np.ndarray:
-        """The checksums of a head that fits the shard and this array; raises as `read`."""
+        """The checksums of a head, which must fit the shard and this array."""
         if (head.tokens, head.dtype) != (shard.tokens, self.dtype):
             raise corrupt(
                 shard.directory,
@@ -220,20 +208,6 @@ class TokenArray:
                 f"vocabulary of {ids}; use the vocabulary that the tokens were made with"
             )
         return head.checksums
-
-    def _file(self, shard: int) -> ShardFiles:
-        """The files of a shard, opened if necessary; beyond the limit the oldest are dropped."""
-        found = self._files.get(shard)
-        if found is not None:
-            return found
-        directory, tokens, _ = self._shards[shard]
-        size = chunks.data_bytes(tokens, self.dtype)
-        opened = open_files(directory, size)
-        with self._lock:
-            self._files[shard] = opened
-            if len(self._files) > self._most_open:
-                del self._files[next(iter(self._files))]
-        return opened
 
     def _request(self, parts: list[list[_Piece]]) -> Iterable[Fill]:
         """Start the reads of a bucket in one batch, which joins neighbours; local reads start when
@@ -277,6 +251,11 @@ class TokenArray:
                     raise corrupt(directory, f"corrupt chunk {index} of {_DATA}")
                 at += 1
         raise AssertionError("chunks that are sound one by one are sound together")
+
+
+def _open(shards: Sequence[TokenShard], dtype: np.dtype, shard: int) -> ShardFiles:
+    directory, tokens, _ = shards[shard]
+    return open_files(directory, chunks.data_bytes(tokens, dtype))
 
 
 def _open_at_most() -> int:

@@ -2,8 +2,7 @@
 
 Two sound shards of one size are damaged in one way, before they are opened or while they are open,
 and read in windows of every kind. Each window is right or `CorruptOutput`; so are the offsets and
-the content's digest. TensorStore without our code is held to the same for what Zarr's own checksums
-can tell, which is damage inside the tokens' file and not a sound thing in another's place.
+the content's digest.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
-import tensorstore as ts
 
 from data.cache import shard_io, token_array, token_shard
 from data.cache.chunks import CHUNK
@@ -40,7 +38,6 @@ KINDS = (
     "duplicate",
     "extra",
 )
-INSIDE = ("delete", "empty", "truncate", "flip", "zero 4 KiB")
 _VOCABULARY = 500
 _RECORD = CHUNK * 2 + 4
 _TOKENS = 9 * CHUNK + 100  # the last chunk is a part of one
@@ -218,43 +215,9 @@ def _suite(stored: bool) -> Callable[[int, int, Path], dict[str, Any]]:
     return run
 
 
-def tensorstore_alone(seed: int, count: int, workspace: Path) -> dict[str, Any]:
-    """Damage inside the tokens' file, read by TensorStore as any Zarr array."""
-    sound = write(workspace / "sound", 0)
-    write(workspace / "other", 1)
-    figures: Counter[str] = Counter()
-
-    def read(place: Path, begin: int, end: int) -> np.ndarray:
-        spec = {"driver": "zarr3", "kvstore": {"driver": "file", "path": f"{place}/tokens/"}}
-        # Of its own, so that no chunk is remembered from another trial.
-        context = ts.Context({"cache_pool": {"total_bytes_limit": 0}})
-        opening = ts.open(spec | {"fill_missing_data_reads": False}, context=context)
-        try:
-            return opening.result()[begin:end].read().result()
-        except ValueError as error:
-            raise shard_io.corrupt(str(place), str(error)) from error
-
-    def trial(number: int) -> None:
-        numbers, place = random.Random(number), workspace / str(number)
-        shutil.copytree(workspace / "sound", place)
-        kind = INSIDE[number % len(INSIDE)]
-        damage(kind, place, workspace / "other", numbers, only="tokens/c/0")
-        seen: Counter[str] = Counter()
-        for begin in range(0, _TOKENS, CHUNK):
-            end = min(begin + CHUNK, _TOKENS)
-            expected = sound.tokens[begin:end]
-            _same(f"chunk at {begin}", lambda b=begin, e=end: read(place, b, e), expected, seen)
-        figures.update(seen)
-        figures["noticed"] += seen["errors"] > 0
-        shutil.rmtree(place)
-
-    return {"trials": trials(seed, count, trial), **figures}
-
-
 FAULTS = {
     17: [
         Fault("damaged token cache, on a local disk", 40, 1000, _suite(stored=False)),
         Fault("damaged token cache, through TensorStore's stores", 40, 1000, _suite(stored=True)),
-        Fault("damaged tokens, read by TensorStore alone", 15, 300, tensorstore_alone, slow=False),
     ]
 }

@@ -16,25 +16,6 @@ from training.checkpoint.files import Deadline, open_files
 __all__ = ["s3"]
 
 
-def test_a_bucket_holds_the_shard_that_a_disk_holds(s3, tmp_path):
-    """Byte by byte, and any window of tokens is read from either."""
-    ids = np.random.default_rng(0).integers(1, 500, 19_999).astype(np.uint32)
-    there, here = storage.join(s3, "shard"), str(tmp_path / "shard")
-    for place in (there, here):
-        counts = token_shard.write_shard(
-            place, [(ids, np.array([len(ids)]))], vocab_size=500, eos_id=0
-        )
-    names = [name for name, _ in storage.list_files(here)]
-    assert [name for name, _ in storage.list_files(there)] == names
-    for name in names:
-        url = storage.join(here, name)
-        assert storage.read_bytes(storage.join(there, name)) == storage.read_bytes(url)
-    with TokenArray([TokenShard(there, counts.tokens, counts.check)], 500) as array:
-        for start in (0, 1000, 17_900):
-            read = array.read(np.array([start]), 2048)
-            assert np.array_equal(read[0], np.append(ids, 0)[start : start + 2048])
-
-
 def test_files_of_a_checkpoint(s3):
     """What was written is read; what is not there, or has another size, is damage."""
     files = open_files(storage.join(s3, "checkpoint"), Deadline(60, "test"))
