@@ -42,9 +42,8 @@ class Packing(NamedTuple):
 def pack(offsets: np.ndarray, length: int) -> Packing:
     """Place documents into rows; a pure function of its arguments.
 
-    Args:
-        offsets: int64 (documents + 1,), ascending: the start of each document in the stream and the
-            end of the last. A document includes its EOS.
+    `offsets`, int64 (documents + 1,), ascending, are the start of each document in the stream and
+    the end of the last. A document includes its EOS.
     """
     starts, lengths, rests = _cut(offsets, length)
     rows = np.concatenate([np.arange(len(starts)), len(starts) + best_fit(rests[1], length - 1)])

@@ -27,12 +27,8 @@ def row_count(shard_tokens: Sequence[int] | np.ndarray, length: int) -> int:
 class SequenceReader:
     """Random access to the rows of a token array. Safe to read from several threads.
 
-    Args:
-        sources: number of consecutive shards of each source; rows are numbered source by source.
-            None: all shards are one source.
-
-    Attributes:
-        counts: rows of each source.
+    `sources` has the number of consecutive shards of each source, and `counts` its rows, which are
+    numbered source by source. None: all shards are one source.
     """
 
     def __init__(
