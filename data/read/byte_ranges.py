@@ -13,7 +13,8 @@ import functools
 import os
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from stat import S_ISREG
 from typing import IO, Any, NamedTuple
 
@@ -45,19 +46,14 @@ def file_state(url: str) -> FileState:
     """The file's current size and version in the store."""
     fs, path = storage.filesystem(_address(url))
     if isinstance(fs, LocalFileSystem):
-        try:
+        with _there(url):
             stat = os.stat(path)
-        except FileNotFoundError:
-            raise NotThere(f"{url}: expected a file, found none; check the source") from None
         if not S_ISREG(stat.st_mode):
             raise InputError(
                 f"{url}: expected a file, found a pipe or a device; write a file of it"
             )
         return _local_state(stat)
-    state = state_of(with_retries(url, lambda left: info(fs, path, left), blocks=True))
-    if state is None:
-        raise InputError(f"{redact(url)}: the server does not give the file's size; copy the file")
-    return state
+    return state_of(url, with_retries(url, lambda left: info(fs, path, left), blocks=True))
 
 
 def open_ranges(url: str, state: FileState | None = None) -> IO[bytes]:
@@ -124,15 +120,23 @@ def info(fs: Any, path: str, left: float) -> Mapping[str, Any]:
     return _on_web(fs, fs._info, path, left) if protocol(fs) in WEB else fs.info(path)
 
 
-def state_of(about: Mapping[str, Any]) -> FileState | None:
-    """Size and version from a store's metadata of a file; None if it has no size."""
+def state_of(url: str, about: Mapping[str, Any]) -> FileState:
+    """Size and version from a store's metadata of a file."""
     size = about.get("size")
     if size is None or about.get("partial") is False:
-        return None
+        raise InputError(f"{redact(url)}: the server does not give the file's size; copy the file")
     if lfs := about.get("lfs"):
         return FileState(int(size), str(lfs["sha256"]))
     names = ("blob_id", "xet_hash", "generation", "ETag", "etag")
     return FileState(int(size), next((str(about[n]) for n in names if about.get(n)), ""))
+
+
+@contextmanager
+def _there(url: str) -> Iterator[None]:
+    try:
+        yield
+    except FileNotFoundError:
+        raise NotThere(f"{url}: expected a file, found none; check the source") from None
 
 
 def _local_state(stat: os.stat_result) -> FileState:
@@ -149,10 +153,8 @@ def _address(url: str) -> str:
 
 
 def _open_local(url: str, state: FileState | None) -> IO[bytes]:
-    try:
+    with _there(url):
         file = storage.open_read(url)
-    except FileNotFoundError:
-        raise NotThere(f"{url}: expected a file, found none; check the source") from None
     if state is not None and _local_state(os.fstat(file.fileno())) != state:
         file.close()
         raise changed(url)

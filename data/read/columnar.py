@@ -35,16 +35,11 @@ def cut_parquet(url: str, state: FileState, fields: Fields, target_bytes: int) -
     """Units of neighbouring row groups with about `target_bytes` of text each."""
     whole, found = row_groups(url, state, fields)
     units: list[Unit] = []
-    groups: list[int] = []
-    rows = size = 0
-    for index, group in enumerate(found):
-        groups.append(index)
-        rows += group.rows
-        size += group.text_bytes
-        if size >= target_bytes or index == len(found) - 1:
-            if rows:
-                units.append(replace(whole, row_groups=tuple(groups), rows=rows, text_bytes=size))
-            groups, rows, size = [], 0, 0
+    for groups in parquet_file.cuts([group.text_bytes for group in found], target_bytes):
+        rows, sizes, _ = zip(*(found[group] for group in groups), strict=True)
+        if any(rows):
+            size = {"rows": sum(rows), "text_bytes": sum(sizes)}
+            units.append(replace(whole, row_groups=tuple(groups), **size))
     return units
 
 
@@ -71,14 +66,19 @@ def unit_of(url: str, state: FileState, schema: pa.Schema, fields: Fields) -> Un
     """The whole file as one unit with an unknown number of rows, from the names in its schema."""
     text, score = fields.text, fields.score
     id = fields.id or ("id" if "id" in schema.names else None)
+
+    def refuse_unless_one(name: str, purpose: str, remedy: str) -> None:
+        if schema.names.count(name) != 1:
+            raise InputError(
+                f"{redact(url)}: expected one column {name!r}{purpose}, found columns "
+                f"{', '.join(schema.names)}; {remedy}"
+            )
+
     for argument, name in (("text", text), ("id", id)):
         if name is None:
             continue
-        if schema.names.count(name) != 1:
-            raise InputError(
-                f"{redact(url)}: expected one column {name!r} for the {argument}, found columns "
-                f"{', '.join(schema.names)}; pass {argument}=<name of the column>"
-            )
+        remedy = f"pass {argument}=<name of the column>"
+        refuse_unless_one(name, f" for the {argument}", remedy)
         kind = schema.field(name).type
         if not (is_text(kind) or (argument == "id" and pa.types.is_integer(kind))):
             raise InputError(
@@ -93,11 +93,7 @@ def unit_of(url: str, state: FileState, schema: pa.Schema, fields: Fields) -> Un
             "write it as int64, or leave the column out"
         )
     for name in fields.columns:
-        if schema.names.count(name) != 1:
-            raise InputError(
-                f"{redact(url)}: expected one column {name!r}, found columns "
-                f"{', '.join(schema.names)}; name other columns"
-            )
+        refuse_unless_one(name, "", "name other columns")
     kind = schema.field(score).type if schema.names.count(score) == 1 else pa.null()
     numeric = pa.types.is_integer(kind) or pa.types.is_floating(kind)
     columns = {"id": id, "counted": bool(counted), "score": score if numeric else None}

@@ -87,18 +87,10 @@ class Unit:
     @classmethod
     def of(cls, url: str, state: FileState, fields: Fields, **more: Any) -> Unit:
         """A whole file, or what `more` says is different."""
-        about: dict[str, Any] = {
-            "row_groups": (0,),
-            "rows": UNKNOWN,
-            "text_bytes": state.size,
-            "size": state.size,
-            "version": state.version,
-            "text": fields.text,
-            "skip_nulls": fields.skip_nulls,
-            "skip_invalid": fields.skip_invalid,
-            "columns": fields.columns,
-        }
-        return cls(file=url, **about | more)
+        same = ("text", "skip_nulls", "skip_invalid", "columns")
+        about: dict[str, Any] = {name: getattr(fields, name) for name in same}
+        about |= {"row_groups": (0,), "rows": UNKNOWN, "text_bytes": state.size}
+        return cls(file=url, size=state.size, version=state.version, **about | more)
 
 
 class Rows(NamedTuple):

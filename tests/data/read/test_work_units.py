@@ -12,8 +12,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from data.read import work_units
-from data.read.unit import SCORE, Fields
+from data.read.unit import Fields
 from pipeline.errors import InputError
+from tests.faults.hub import read_all
 
 WORDS = ("water", "stone", "the", "of", "a", "ångström", "北京", "wind")
 
@@ -37,12 +38,6 @@ def folder(tmp_path):
     for index in (2, 0, 1):
         pq.write_table(rows(500, 500 * index), tmp_path / f"{index}.parquet", row_group_size=100)
     return tmp_path
-
-
-def read_all(units, columns):
-    own = [SCORE if name == "score" else name for name in columns]
-    batches = [b for unit in units for b in work_units.read_unit(unit, own)]
-    return pa.Table.from_batches(batches).rename_columns(list(columns))
 
 
 @pytest.mark.parametrize("target", [1, 20_000, 1 << 30])
