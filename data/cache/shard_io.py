@@ -1,8 +1,8 @@
 """Reads the files of a token shard from a local disk, gs:// or s3://.
 
-Local files are read with `pread` (`data/cache/chunks.py` gives the reason), those of a bucket
-through TensorStore's key-value store, which retries, limits the requests in flight and joins
-neighbouring ranges of one batch. Neither checks the bytes it returns; `read_head` does.
+Ranges of the tokens' file are read with `pread` on a disk (`data/cache/chunks.py` gives the
+reason), and in a bucket through TensorStore's key-value store, which retries, limits the requests
+in flight and joins neighbouring ranges of one batch. Neither checks the bytes it returns.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import hashlib
 import json
 import operator
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -49,21 +49,26 @@ class ShardHead:
     attributes: dict[str, Any]  # vocab_size, eos_id, tokenizer
 
 
-def open_files(directory: str, size: int | None = None) -> ShardFiles:
-    """The files of the shard in `directory`.
+def open_data(directory: str, size: int) -> DataFile:
+    """The tokens' file of the shard in `directory`, for reading ranges of it.
 
-    `size`, the bytes of the tokens' data file, is required for reading ranges of it. A local file
-    that is missing or of another size is `CorruptOutput` at once.
+    A local file that is missing or has not `size` bytes is `CorruptOutput` at once.
     """
     if storage.is_local(directory):
-        return LocalFiles(directory, size)
-    return StoreFiles(directory, store_spec(directory), store_context())
+        return LocalData(directory, size)
+    return StoredData(directory, store_spec(directory))
+
+
+def read_file(directory: str, name: str) -> bytes:
+    """A whole file of the shard in `directory`; `CorruptOutput` if there is none."""
+    try:
+        return storage.read_bytes(storage.join(directory, name))
+    except _MISSING as error:
+        raise corrupt(directory, f"no file {name}") from error
 
 
 def store_spec(directory: str) -> dict[str, Any]:
-    """The TensorStore spec of the key-value store whose keys are the files of a directory."""
-    if storage.is_local(directory):
-        return {"driver": "file", "path": storage.local_path(directory).rstrip("/") + "/"}
+    """The TensorStore spec of the key-value store of the files below a bucket's directory."""
     scheme, _, place = directory.partition("://")
     bucket, _, path = place.partition("/")
     found: dict[str, Any] = {"bucket": bucket, "path": path.rstrip("/") + "/"}
@@ -95,60 +100,48 @@ def store_context() -> ts.Context:
     )
 
 
-class LocalFiles:
-    """A shard on a local disk; keeps the data file open when its size was given."""
+class LocalData:
+    """A data file on a local disk, open."""
 
     _descriptor = -1
 
-    def __init__(self, directory: str, size: int | None) -> None:
-        self.directory = directory
-        if size is not None:
-            self._descriptor = self._tried(_DATA, _open)
-            if (found := os.fstat(self._descriptor).st_size) != size:
-                raise corrupt(directory, f"{found:,} bytes in {_DATA} instead of {size:,}")
+    def __init__(self, directory: str, size: int) -> None:
+        self._directory = directory
+        try:
+            path = os.path.join(storage.local_path(directory), _DATA)
+            self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except _MISSING as error:
+            raise corrupt(directory, f"no file {_DATA}") from error
+        except OSError as error:
+            raise self._failed(error) from error
+        if (found := os.fstat(self._descriptor).st_size) != size:
+            raise corrupt(directory, f"{found:,} bytes in {_DATA} instead of {size:,}")
 
     def __del__(self) -> None:
         # At the last reference, so that a thread in the middle of reading keeps its file.
         if self._descriptor >= 0:
             os.close(self._descriptor)
 
-    def start_read(self, name: str) -> Callable[[], bytes]:
-        """What reads a whole file; raises `CorruptOutput` if there is none."""
-        return lambda: self._tried(name, storage.read_bytes)
-
-    def start_range_read(self, begin: int, size: int, batch: ts.Batch | None) -> Fill:
-        """What reads a range of the data file."""
+    def start_read(self, begin: int, size: int, batch: ts.Batch | None) -> Fill:
+        """What reads a range."""
         del size, batch
         return functools.partial(self.read_into, begin)
 
     def read_into(self, begin: int, target: np.ndarray) -> None:
-        """Fill a contiguous uint8 array from byte `begin` of the data file."""
-        try:
-            done = os.preadv(self._descriptor, (target.data,), begin)
-            while done < target.nbytes:
-                more = os.preadv(self._descriptor, (target.reshape(-1)[done:].data,), begin + done)
-                if not more:
-                    raise corrupt(self.directory, f"a data file that ends at byte {begin + done}")
-                done += more
-        except OSError as error:
-            raise self._failed(error) from error
+        """Fill a contiguous uint8 array from byte `begin`."""
+        done = 0
+        while done < target.nbytes:
+            try:
+                rest = target.reshape(-1)[done:].data if done else target.data
+                more = os.preadv(self._descriptor, (rest,), begin + done)
+            except OSError as error:
+                raise self._failed(error) from error
+            if not more:
+                raise corrupt(self._directory, f"a data file that ends at byte {begin + done}")
+            done += more
 
-    def _tried(self, name: str, read: Callable[[str], Any]) -> Any:
-        try:
-            return read(os.path.join(storage.local_path(self.directory), name))
-        except _MISSING as error:
-            raise corrupt(self.directory, f"no file {name}") from error
-        except OSError as error:
-            raise self._failed(error) from error
-
-    def _failed(self, error: OSError) -> StorageError:
-        if isinstance(error, StorageError):
-            return error
-        return StoreUnavailable(f"{self.directory}: {error}; check the storage, run again")
-
-
-def _open(path: str) -> int:
-    return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    def _failed(self, error: OSError) -> StoreUnavailable:
+        return StoreUnavailable(f"{self._directory}: {error}; check the storage, run again")
 
 
 class KeyValueStore:
@@ -169,32 +162,6 @@ class KeyValueStore:
     def write(self, name: str, content: bytes) -> None:
         self._wait(self._store.write(name, content))
 
-    def write_all(self, files: Mapping[str, bytes]) -> None:
-        """Write files at once; if one fails, no other is in flight afterwards."""
-        failed: StorageError | None = None
-        for future in [self._store.write(name, content) for name, content in files.items()]:
-            try:
-                self._wait(future)
-            except StorageError as error:
-                failed = failed or error
-        if failed is not None:
-            raise failed
-
-    def create(self, name: str, content: bytes) -> None:
-        """Write a file that must not be there yet."""
-        there = self._wait(self._store.read(name))
-        if there.state == "missing":
-            written = self._store.write(name, content, if_equal=there.stamp.generation)
-            if self._wait(written).generation:
-                return
-        # In a bucket the file may be our own, if a response was lost and the request retried. A new
-        # attempt has its own directory, so it can succeed: raise the retriable error.
-        kind = StorageError if storage.is_local(self.directory) else StoreUnavailable
-        raise kind(
-            f"{self.directory}: the shard cannot be written: expected an empty directory, found "
-            f"another shard's {name}; delete the directory or choose another"
-        )
-
     def request(self, name: str, **options: Any) -> Callable[[], bytes | None]:
         """Request a file, or a range of it; what is returned waits. None if there is no file."""
         future = self._store.read(name, **options)
@@ -209,50 +176,34 @@ class KeyValueStore:
         return wait(future, self.directory, self._seconds(), writing=self._writing)
 
 
-class StoreFiles(KeyValueStore):
-    """A shard in a bucket, with the methods of `LocalFiles`; a request is sent when it starts."""
+class StoredData:
+    """A data file in a bucket."""
 
-    def start_read(self, name: str, **options: Any) -> Callable[[], bytes]:
-        requested = self.request(name, **options)
+    def __init__(self, directory: str, spec: dict[str, Any]) -> None:
+        self._directory = directory
+        self._store = KeyValueStore(directory, spec, store_context())
 
-        def content() -> bytes:
-            if (found := requested()) is None:
-                raise corrupt(self.directory, f"no file {name}")
-            return found
-
-        return content
-
-    def start_range_read(self, begin: int, size: int, batch: ts.Batch | None) -> Fill:
-        """Its request is sent once the batch is submitted."""
-        content = self.start_read(_DATA, batch=batch, byte_range=slice(begin, begin + size))
+    def start_read(self, begin: int, size: int, batch: ts.Batch | None) -> Fill:
+        """What waits for a range; its request is sent once the batch is submitted."""
+        requested = self._store.request(_DATA, batch=batch, byte_range=slice(begin, begin + size))
 
         def fill(target: np.ndarray) -> None:
-            found = content()
+            if (found := requested()) is None:
+                raise corrupt(self._directory, f"no file {_DATA}")
             if len(found) != size:
-                raise corrupt(self.directory, f"{len(found)} bytes at {begin} of {_DATA}")
+                raise corrupt(self._directory, f"{len(found)} bytes at {begin} of {_DATA}")
             target.reshape(-1)[:] = np.frombuffer(found, np.uint8)
 
         return fill
 
-    def read_into(self, begin: int, target: np.ndarray) -> None:
-        self.start_range_read(begin, target.nbytes, None)(target)
+
+DataFile: TypeAlias = LocalData | StoredData
 
 
-ShardFiles: TypeAlias = LocalFiles | StoreFiles
-
-
-def start_head_read(files: ShardFiles, check: str) -> Callable[[], ShardHead]:
-    """Start reading a shard's head; the returned function waits for it and verifies it.
-
-    `check` is the hex SHA-256 that `checksums` must have; "" skips this check.
-    """
-    about = files.start_read(chunks.metadata_file(chunks.TOKENS))
-    checksums = files.start_read(chunks.data_file(chunks.CHECKSUMS))
-    return lambda: _head(files.directory, about(), checksums(), check)
-
-
-def _head(directory: str, about: bytes, sealed: bytes, check: str) -> ShardHead:
-    found = chunks.unseal(sealed, chunks.CRC)
+def read_head(directory: str, check: str) -> ShardHead:
+    """A shard's metadata; its `checksums` must have the hex SHA-256 `check`, unless that is ""."""
+    about = read_file(directory, chunks.metadata_file(chunks.TOKENS))
+    found = chunks.unseal(read_file(directory, chunks.data_file(chunks.CHECKSUMS)), chunks.CRC)
     if found is None or len(found) < chunks.BEYOND_CHUNKS:
         raise corrupt(directory, "checksums that disagree with their own checksum")
     actual = hashlib.sha256(found.tobytes()).hexdigest()

@@ -18,10 +18,11 @@ import tensorstore as ts
 
 from data.cache import chunks
 from data.cache.chunks import CHUNK, ChunkChecker
-from data.cache.shard_io import Fill, ShardFiles, ShardHead, corrupt, open_files, start_head_read
+from data.cache.shard_io import DataFile, Fill, ShardHead, corrupt, open_data, read_head
 from data.cache.token_shard import TokenShard
 from pipeline.errors import InputError
 from pipeline.store import storage
+from pipeline.store.parallel import in_order
 
 _AT_ONCE = 64  # chunks read, checked and copied out together: they fit a core's own cache
 _MOST_OPEN = 4096  # most open files, where the limit of the process allows
@@ -180,12 +181,12 @@ class TokenArray:
     def _load_heads(self, shards: set[int]) -> None:
         """Read and check the heads of shards that no window touched before."""
         new = sorted(shards - self._checksums.keys())
-        heads = [
-            start_head_read(open_files(directory), check)
-            for directory, _, check in (self._shards[shard] for shard in new)
-        ]
-        for shard, head in zip(new, heads, strict=True):
-            self._checksums[shard] = self._checked(self._shards[shard], head())
+        if not new:
+            return
+        found = [self._shards[shard] for shard in new]
+        heads = in_order(lambda s: read_head(s.directory, s.check), found, found[0].directory)
+        for number, shard, head in zip(new, found, heads, strict=True):
+            self._checksums[number] = self._checked(shard, head)
 
     def _checked(self, shard: TokenShard, head: ShardHead) -> np.ndarray:
         """The checksums of a head, which must fit the shard and this array."""
@@ -219,7 +220,7 @@ class TokenArray:
 
     def _begin(self, piece: _Piece, batch: ts.Batch | None) -> Fill:
         size = (piece.last - piece.first) * self._record
-        return self._file(piece.shard).start_range_read(piece.first * self._record, size, batch)
+        return self._file(piece.shard).start_read(piece.first * self._record, size, batch)
 
     def _deliver(self, group: list[tuple[list[_Piece], int]], used: int, out: np.ndarray) -> None:
         """Check the records that were read and copy their pieces to `out`."""
@@ -253,9 +254,9 @@ class TokenArray:
         raise AssertionError("chunks that are sound one by one are sound together")
 
 
-def _open(shards: Sequence[TokenShard], dtype: np.dtype, shard: int) -> ShardFiles:
+def _open(shards: Sequence[TokenShard], dtype: np.dtype, shard: int) -> DataFile:
     directory, tokens, _ = shards[shard]
-    return open_files(directory, chunks.data_bytes(tokens, dtype))
+    return open_data(directory, chunks.data_bytes(tokens, dtype))
 
 
 def _open_at_most() -> int:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -20,15 +21,9 @@ import numpy as np
 
 from data.cache import chunks
 from data.cache.chunks import CHUNK, token_dtype
-from data.cache.shard_io import (
-    KeyValueStore,
-    corrupt,
-    open_files,
-    start_head_read,
-    store_context,
-    store_spec,
-)
+from data.cache.shard_io import corrupt, read_file, read_head, store_spec
 from pipeline.errors import CorruptOutput, InputError, StorageError
+from pipeline.store import storage
 
 
 class TokenShard(NamedTuple):
@@ -78,7 +73,8 @@ def write_shard(
         StorageError: the shard could not be written, did not read back as written, or its directory
             already holds a shard.
     """
-    open_files(directory)  # refuses an unsupported store before any work
+    if not storage.is_local(directory):
+        store_spec(directory)  # refuses an unsupported store before any work
     dtype = token_dtype(vocab_size)
     blocks: list[np.ndarray] = []
     digest = hashlib.sha256()
@@ -119,9 +115,8 @@ def write_shard(
 
 def read_offsets(directory: str, check: str = "") -> np.ndarray:
     """The start of each document and the end of the last: int64[documents + 1]."""
-    files = open_files(directory)
-    head = start_head_read(files, check)()
-    sealed = files.start_read(chunks.data_file(chunks.OFFSETS))()
+    head = read_head(directory, check)
+    sealed = read_file(directory, chunks.data_file(chunks.OFFSETS))
     found = chunks.unseal(sealed, chunks.OFFSET)
     crc = int.from_bytes(sealed[-chunks.CRC.itemsize :], "little")  # `unseal` verifies it
     if found is None or crc != head.offsets_checksum:
@@ -165,11 +160,21 @@ def _write(
     for name, array in ((chunks.OFFSETS, offsets), (chunks.CHECKSUMS, every)):
         written[chunks.metadata_file(name)] = _json(chunks.plain_metadata(len(array), array.dtype))
         written[chunks.data_file(name)] = chunks.seal(array)
-    store = KeyValueStore(directory, store_spec(directory), store_context(), writing=True)
-    # Create the first file alone: its creation is exclusive, so only one process continues.
-    first, *rest = written.items()
-    store.create(*first)
-    store.write_all(dict(rest))
+    first, *rest = ((storage.join(directory, name), content) for name, content in written.items())
+    try:
+        # Create the first file alone: its creation is exclusive, so only one process continues.
+        if not storage.create(*first):
+            raise StorageError(
+                f"{directory}: the shard cannot be written: expected an empty directory, found "
+                "another shard; delete the directory or choose another"
+            )
+        # Whatever fails, no write is in flight when the pool is left.
+        with ThreadPoolExecutor(len(rest)) as pool:
+            list(pool.map(lambda file: storage.write_atomic(*file), rest))
+    except OSError as error:
+        if isinstance(error, StorageError):
+            raise
+        raise StorageError(f"{directory}: {error}; check the storage, run again") from error
     _read_back(directory, written)
     return hashlib.sha256(every.tobytes()).hexdigest()
 
@@ -180,11 +185,9 @@ def _json(metadata: dict[str, Any]) -> bytes:
 
 def _read_back(directory: str, written: dict[str, bytes]) -> None:
     """Compare every byte of a new shard with what was written."""
-    files = open_files(directory)
-    found = [files.start_read(name) for name in written]
-    for (name, content), read in zip(written.items(), found, strict=True):
+    for name, content in written.items():
         try:
-            wrong = "" if read() == content else f"other bytes in {name}"
+            wrong = "" if read_file(directory, name) == content else f"other bytes in {name}"
         except CorruptOutput as error:
             wrong = str(error).removeprefix(f"{directory}: ").rpartition("; ")[0]
         if wrong:

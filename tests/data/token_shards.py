@@ -7,7 +7,7 @@ import numpy as np
 
 from data.batches.dataset import DatasetSpec, TokenSource
 from data.cache import token_shard
-from data.cache.shard_io import start_head_read
+from data.cache.shard_io import read_head
 from data.cache.token_array import TokenArray
 from data.cache.token_shard import TokenShard
 
@@ -60,7 +60,7 @@ def spec(*sources, length=32, **more):
 
 def content_digest(directory, check=""):
     """`ShardCounts.digest` of what a shard has in storage."""
-    head = start_head_read(token_shard.open_files(directory), check)()
+    head = read_head(directory, check)
     offsets = token_shard.read_offsets(directory, check)
     tokens = np.empty((0, 0), np.int32)
     if head.tokens:
@@ -74,7 +74,7 @@ def content_digest(directory, check=""):
 
 def describe(directory):
     """A shard's metadata: tokens, documents, dtype, vocab_size, eos_id, tokenizer."""
-    head = start_head_read(token_shard.open_files(directory), "")()
+    head = read_head(directory, "")
     return {
         "tokens": head.tokens,
         "documents": len(token_shard.read_offsets(directory)) - 1,

@@ -133,10 +133,9 @@ def _windows(numbers: random.Random) -> Iterator[tuple[np.ndarray, int]]:
     yield np.array([0]), 2 * _TOKENS
 
 
-def _through_tensorstore(directory: str, size: int | None = None) -> Any:
+def _through_tensorstore(directory: str, size: int) -> Any:
     del size
-    spec = {"driver": "file", "path": directory + "/"}
-    return shard_io.StoreFiles(directory, spec)
+    return shard_io.StoredData(directory, {"driver": "file", "path": directory + "/"})
 
 
 def _same(what: str, read: Callable[[], Any], expected: Any, seen: Counter[str]) -> None:
@@ -203,8 +202,7 @@ def _suite(stored: bool) -> Callable[[int, int, Path], dict[str, Any]]:
             if not stored:
                 return {"trials": trials(seed, count, trial), **figures}
             with (
-                mock.patch.object(token_array, "open_files", _through_tensorstore),
-                mock.patch.object(token_shard, "open_files", _through_tensorstore),
+                mock.patch.object(token_array, "open_data", _through_tensorstore),
                 # Local directories: the array must not take them for files it reads by itself.
                 mock.patch.object(token_array.storage, "is_local", return_value=False),
             ):

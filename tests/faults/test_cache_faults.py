@@ -78,8 +78,8 @@ def test_a_full_disk_where_none_can_be_mounted(tmp_path, monkeypatch):
         yield False
 
     monkeypatch.setattr(cache_full, "small_disk", no_disk)
-    figures = cache_full.disk_full(0, 20, tmp_path)
-    assert figures["by the size of a file, for no file system could be mounted"] == 20
+    figures = cache_full.disk_full(0, 4, tmp_path)
+    assert figures["by the size of a file, for no file system could be mounted"] == 4
     monkeypatch.setattr(cache_full, "_no_file_beyond", lambda _: contextlib.nullcontext())
     with pytest.raises(Violation, match="written to a full disk"):
         cache_full.disk_full(0, 1, tmp_path / "again")

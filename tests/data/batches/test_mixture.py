@@ -75,16 +75,15 @@ def test_a_position_does_not_depend_on_the_others(made, data):
     assert np.array_equal(np.stack(mix.choose(chosen)), whole[:, chosen])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("rare", [1 / 10, 1 / BLOCK, 1 / 30_000, 1e-6])
+@pytest.mark.parametrize("rare", [1 / BLOCK, 1e-6])
 def test_counts_stay_near_weights_however_small(rare):
-    """Before each of 2,000 blocks, each source is within four positions of its exact weight."""
+    """Before each of 500 blocks, each source is within four positions of its exact weight."""
     mix = mixture((0.7, rare, 0.3 - rare))
-    blocks = np.arange(2000)
-    sources, indices = mix.choose(np.arange(2000 * BLOCK))
+    blocks = np.arange(500)
+    sources, indices = mix.choose(np.arange(500 * BLOCK))
     total = sum(map(Fraction, (0.7, rare, 0.3 - rare)))
     for source, weight in enumerate((0.7, rare, 0.3 - rare)):
-        before = np.concatenate([[0], np.cumsum((sources == source).reshape(2000, -1).sum(1))])
+        before = np.concatenate([[0], np.cumsum((sources == source).reshape(500, -1).sum(1))])
         exact = blocks * BLOCK * float(Fraction(weight) / total)
         assert np.abs(before[:-1] - exact).max() < 4
         assert np.array_equal(indices[sources == source], np.arange(before[-1]))

@@ -23,6 +23,7 @@ def server(monkeypatch):
     """A bucket, and retries that do not wait."""
     monkeypatch.setattr(object_storage, "FIRST_WAIT_SECONDS", 0.002)
     monkeypatch.setattr(object_storage, "LONGEST_WAIT_SECONDS", 0.01)
+    monkeypatch.setattr(object_storage, "GIVE_UP_SECONDS", 1.0)
     quick = {"max_retries": 9, "initial_delay": "1ms", "max_delay": "4ms"}
     monkeypatch.setattr(shard_io, "BUCKET_RETRIES", quick)
     with FakeGCS() as running:
