@@ -129,16 +129,15 @@ class LocalData:
 
     def read_into(self, begin: int, target: np.ndarray) -> None:
         """Fill a contiguous uint8 array from byte `begin`."""
-        done = 0
-        while done < target.nbytes:
-            try:
-                rest = target.reshape(-1)[done:].data if done else target.data
-                more = os.preadv(self._descriptor, (rest,), begin + done)
-            except OSError as error:
-                raise self._failed(error) from error
-            if not more:
-                raise corrupt(self._directory, f"a data file that ends at byte {begin + done}")
-            done += more
+        try:
+            done = os.preadv(self._descriptor, (target.data,), begin)
+            while done < target.nbytes:
+                more = os.preadv(self._descriptor, (target.reshape(-1)[done:].data,), begin + done)
+                if not more:
+                    raise corrupt(self._directory, f"a data file that ends at byte {begin + done}")
+                done += more
+        except OSError as error:
+            raise self._failed(error) from error
 
     def _failed(self, error: OSError) -> StoreUnavailable:
         return StoreUnavailable(f"{self._directory}: {error}; check the storage, run again")

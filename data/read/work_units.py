@@ -75,7 +75,7 @@ def each_file(
     if not found:
         raise InputError(
             f"source {redact(source)!r}: {len(files)} files match, with 0 rows in all; "
-            "give a source with documents"
+            "give a source that has some"
         )
     return found
 
