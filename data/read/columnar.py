@@ -21,7 +21,7 @@ from data.read.arrow_file import arrow_file, whole
 from data.read.byte_ranges import FileState, open_ranges
 from data.read.parquet_file import RowGroup, open_parquet
 from data.read.retry import redact
-from data.read.unit import BATCH_BYTES, BATCH_ROWS, SCORE, Fields, Rows, Unit
+from data.read.unit import BATCH_BYTES, BATCH_ROWS, Fields, Rows, Unit
 from data.read.values import check_structure, converted, count_by_length, is_text, joined, pieces
 from pipeline.errors import InputError
 
@@ -48,7 +48,7 @@ def row_groups(url: str, state: FileState, fields: Fields) -> tuple[Unit, list[R
     with open_parquet(url, state) as parquet:  # its names may not be UTF-8
         whole = unit_of(url, state, parquet.schema_arrow, fields)
         parquet_file.check_footer(url, state, parquet.metadata)
-        wanted = {name for name in names_of(whole).values() if name is not None}
+        wanted = {name for name in whole.names.values() if name is not None}
         found = parquet_file.row_groups(url, parquet.metadata, fields.text, wanted)
     return whole, found
 
@@ -100,17 +100,10 @@ def unit_of(url: str, state: FileState, schema: pa.Schema, fields: Fields) -> Un
     return Unit.of(url, state, fields, **columns)
 
 
-def names_of(unit: Unit) -> dict[str, str | None]:
-    """The file's name of each field; None for one that it does not have."""
-    count = "token_count" if unit.counted else None
-    names = {"id": unit.id, "text": unit.text, "token_count": count, SCORE: unit.score}
-    return {**{name: name for name in unit.columns}, **names}
-
-
 def read(units: Sequence[Unit], columns: Sequence[str]) -> Iterator[Rows]:
     """The rows of one unit with `columns`, and the text if ids need it."""
     (unit,) = units
-    names = names_of(unit)
+    names = unit.names
     length = "token_count" in columns and not unit.counted
     wanted = {name for name in columns if names[name] is not None}
     if length or ("id" in columns and unit.id is None):

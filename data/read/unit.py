@@ -84,6 +84,13 @@ class Unit:
     skip_invalid: bool = False
     columns: tuple[str, ...] = ()
 
+    @property
+    def names(self) -> dict[str, str | None]:
+        """The file's name of each field and other column; None for one that it does not have."""
+        count = "token_count" if self.counted else None
+        fields = {"text": self.text, "id": self.id, "token_count": count, SCORE: self.score}
+        return fields | {name: name for name in self.columns}
+
     @classmethod
     def of(cls, url: str, state: FileState, fields: Fields, **more: Any) -> Unit:
         """A whole file, or what `more` says is different."""

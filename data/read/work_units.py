@@ -19,7 +19,6 @@ import pyarrow as pa
 
 from data.read import columnar, parquet_table, text
 from data.read.byte_ranges import FileState, file_state
-from data.read.columnar import names_of
 from data.read.formats import compression, kind_of
 from data.read.listing import find_files
 from data.read.parquet_file import RowGroup
@@ -185,7 +184,7 @@ def _documents(
     if null.any() and not unit.skip_nulls:
         row = int(np.argmax(null))
         names = [n for n in batch.schema.names if not batch.column(n)[row].is_valid]
-        found = " and ".join(repr(names_of(unit)[name]) for name in names)
+        found = " and ".join(repr(unit.names[name]) for name in names)
         raise InputError(
             f"{rows.place(row)}: expected a value in {found}, found null; drop such rows from the "
             "source, or leave them out with skip_nulls=True"
