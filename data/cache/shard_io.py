@@ -195,6 +195,9 @@ class StoredData:
 
         return fill
 
+    def read_into(self, begin: int, target: np.ndarray) -> None:
+        self.start_read(begin, target.nbytes, None)(target)
+
 
 DataFile: TypeAlias = LocalData | StoredData
 
