@@ -151,8 +151,7 @@ def lines_of(url: str, state: FileState, begin: int, end: int) -> Iterator[tuple
     # Start one byte early: a newline there means that a line begins exactly at `begin`.
     place = max(begin - 1, 0)
     with open_stream(url, state, place) as stream:
-        for line in _split(url, stream, place):
-            first, place = place, place + len(line)
+        for first, line in _split(url, stream, place):
             if first < begin:
                 continue  # the rest of a line that belongs to the unit before
             if end and first >= end:
@@ -163,8 +162,8 @@ def lines_of(url: str, state: FileState, begin: int, end: int) -> Iterator[tuple
                 yield first, line
 
 
-def _split(url: str, stream: IO[bytes], begin: int) -> Iterator[bytes]:
-    """The lines of a stream that starts at byte `begin`, with their line ends."""
+def _split(url: str, stream: IO[bytes], begin: int) -> Iterator[tuple[int, bytes]]:
+    """(first byte, line with its end) of a stream that starts at byte `begin`."""
     held: list[bytes] = []  # parts of a line that is longer than a block
     size = 0
     while block := stream.read(_BLOCK):
@@ -172,8 +171,8 @@ def _split(url: str, stream: IO[bytes], begin: int) -> Iterator[bytes]:
         last = lines.pop()
         for line in lines:
             found = b"".join([*held, line, b"\n"]) if held else line + b"\n"
+            yield begin, found
             begin += len(found)
-            yield found
             held, size = [], 0
         if last:
             held.append(last)
@@ -184,7 +183,7 @@ def _split(url: str, stream: IO[bytes], begin: int) -> Iterator[bytes]:
                 "document, or leave the file out of the source"
             )
     if held:
-        yield b"".join(held)
+        yield begin, b"".join(held)
 
 
 def _keys(url: str, state: FileState, fields: Fields) -> list[str] | None:
