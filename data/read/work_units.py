@@ -111,12 +111,6 @@ def row_groups(url: str, fields: Fields = Fields()) -> list[RowGroup]:
     return columnar.row_groups(url, state, fields)[1]
 
 
-def fields_of(unit: Unit) -> Fields:
-    return Fields(
-        unit.text, unit.id, unit.score or "score", unit.skip_nulls, unit.skip_invalid, unit.columns
-    )
-
-
 def raw_rows(unit: Unit, columns: Sequence[str]) -> Iterator[Rows]:
     """All rows of a unit in source order, those that `read_unit` skips included."""
     return _READ[unit.kind]((unit,), columns)

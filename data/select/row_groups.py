@@ -18,8 +18,8 @@ from itertools import takewhile
 
 import numpy as np
 
-from data.read.unit import Fields, Unit
-from data.read.work_units import INVALID, NULL, fields_of, file_units, row_groups
+from data.read.unit import UNKNOWN, Fields, Unit
+from data.read.work_units import INVALID, NULL, file_units, row_groups
 from data.select.document_hash import document_hash
 from data.select.hash_histogram import above_score
 
@@ -132,8 +132,7 @@ def only_group(unit: Unit, index: int) -> Unit:
     """One row group of a unit's file as a unit."""
     if unit.kind != "parquet":
         return unit
-    group = row_groups(unit.file, fields_of(unit))[index]
-    return replace(unit, row_groups=(index,), rows=group.rows, text_bytes=group.text_bytes)
+    return replace(unit, row_groups=(index,), rows=UNKNOWN)
 
 
 def join_units(units: Iterable[Unit], target_bytes: int = 64 << 20) -> list[Unit]:
