@@ -76,16 +76,12 @@ class SequenceReader:
         # Aligned rows between the few joined ones are read directly into `out`, without a copy.
         for place in np.flatnonzero(self._is_joined[segments]).tolist():
             self._tokens.read(starts[begin:place], self.length, out[begin:place])
-            self._read_joined(int(segments[place]), int(rows[place]), out[place])
+            pieces = self._joined_pieces(int(segments[place]), int(rows[place]))
+            found = [self._tokens.read(np.array([start]), size)[0] for start, size in pieces]
+            out[place] = np.concatenate(found)
             begin = place + 1
         self._tokens.read(starts[begin:], self.length, out[begin:])
         return out
-
-    def _read_joined(self, segment: int, row: int, out: np.ndarray) -> None:
-        column = 0
-        for start, size in self._joined_pieces(segment, row):
-            out[column : column + size] = self._tokens.read(np.array([start]), size)[0]
-            column += size
 
     def pieces(self, row: int) -> list[tuple[int, int]]:
         """(index in the token array, number of tokens) of each piece of a row, in order."""

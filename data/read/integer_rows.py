@@ -77,9 +77,7 @@ def _spans(url: str, state: FileState, layout: RowFormat) -> list[RowSpan]:
 
 
 def _holds_integers(kind: pa.DataType) -> bool:
-    if not (
-        pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
-    ):
+    if not isinstance(kind, pa.ListType | pa.LargeListType | pa.FixedSizeListType):
         return False
     return pa.types.is_integer(kind.value_type) or pa.types.is_boolean(kind.value_type)
 
