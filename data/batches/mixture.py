@@ -63,7 +63,14 @@ class Mixture:
     """The source and sequence for each position of training. Safe to use from several threads."""
 
     def __init__(self, phases: Sequence[MixturePhase], seed: int) -> None:
-        _check(phases)
+        for number, (before, here) in enumerate(pairwise(phases), 1):
+            if here.start <= before.start:
+                raise InputError(
+                    f"Mixture.phases[{number}].start={here.start}: expected more than "
+                    f"{before.start}, the start of the phase before; order the phases by their "
+                    "starts"
+                )
+        assert phases[0].start == 0
         self._starts = np.array([phase.start for phase in phases], np.int64)
         self._dealers = [_Dealer(phase, seed) for phase in phases]
         # A phase may end inside a block; the next phase starts a new block, so lengths round up.
@@ -184,23 +191,3 @@ def floor_sum(count: int, modulus: int, step: int, start: int) -> int:
         # The sum counts lattice points under a line by columns; count them by rows instead, which
         # swaps the axes and, as in Euclid's algorithm, shrinks (modulus, step).
         count, start, modulus, step = top // modulus, top % modulus, step, modulus
-
-
-def _check(phases: Sequence[MixturePhase]) -> None:
-    if not phases:
-        raise InputError("Mixture.phases: found none; give one MixturePhase with start=0")
-    if phases[0].start != 0:
-        raise InputError(
-            f"Mixture.phases[0].start={phases[0].start}: expected 0; training begins at position 0"
-        )
-    for number, (before, here) in enumerate(pairwise(phases), 1):
-        if here.start <= before.start:
-            raise InputError(
-                f"Mixture.phases[{number}].start={here.start}: expected more than "
-                f"{before.start}, the start of the phase before; order the phases by their starts"
-            )
-        if len(here.weights) != len(before.weights):
-            raise InputError(
-                f"Mixture.phases[{number}].weights has {len(here.weights)} weights, expected "
-                f"{len(before.weights)}, one per source as in the phase before; use 0 for none"
-            )

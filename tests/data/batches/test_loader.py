@@ -192,14 +192,6 @@ def test_closing_does_not_wait_for_a_store_that_hangs(monkeypatch):
     [
         ({"batch_size": 251}, "batch_size=251: expected 1 to 250"),
         ({"batch_size": 0}, "batch_size=0"),
-        ({"rows": []}, r"rows=\[\]: expected numbers from 0 to 11"),
-        ({"rows": [0, 12]}, r"rows=\[0, 12\]: expected numbers from 0 to 11"),
-        ({"rows": [-1, 0]}, r"rows=\[-1, 0\]"),
-        ({"rows": [2, 2]}, r"rows=\[2, 2\].* ascending"),
-        ({"prefetch_batches": 0}, "prefetch_batches=0"),
-        ({"prefetch_bytes": 0}, "prefetch_bytes=0"),
-        ({"threads": 0}, "threads=0"),
-        ({"start_batch": -1}, "start_batch=-1"),
     ],
 )
 def test_impossible_loaders_are_refused(dataset, change, words):

