@@ -181,8 +181,6 @@ def test_a_bad_line_is_named_by_its_byte(tmp_path, kind):
 @pytest.mark.parametrize(
     ("name", "content", "words"),
     [
-        ("x.csv", b"a,b", r"found a \.csv file; convert it"),
-        ("x.parquet.gz", b"", "unpack the file"),
         ("x.txt", b"caf\xe9", r"not UTF-8 \(byte 3\)"),
         ("x", b"\x00\xff\xfe", r"not UTF-8 \(byte 1\)"),
         ("x.jsonl.gz", gzip.compress(lines(rows(50)))[:-9], "whole compressed file"),

@@ -206,12 +206,3 @@ def test_a_flipped_bit_in_a_name_is_refused(tmp_path):
         (tmp_path / "x.parquet").write_bytes(data[:at] + b"u" + data[at + 1 :])
         with pytest.raises(InputError, match="'uoken_count'"):
             work_units.list_units(str(tmp_path / "x.parquet"))
-
-
-def test_a_glob_that_matches_nothing_and_files_without_rows(tmp_path):
-    """No file and no row are both refused, with the glob."""
-    with pytest.raises(InputError, match=r"nothing-\*\.parquet"):
-        work_units.list_units(f"{tmp_path}/nothing-*.parquet")
-    pq.write_table(rows(1).slice(0, 0), tmp_path / "x.parquet")
-    with pytest.raises(InputError, match="0 rows"):
-        work_units.list_units(f"{tmp_path}/*.parquet")
