@@ -155,32 +155,29 @@ def _find(
 
 
 def _matches(fs: Any, path: str, left: float, accept: Accept) -> tuple[list[_Match], list[str]]:
+    """(files to read, other files and folders that match)."""
     if not _is_pattern(fs, path):
         about = _unless_missing(lambda: info(fs, path, left))
-        if about is not None and about.get("type") == "directory":
+        by_name = about is not None and about.get("type") == "directory"
+        found = {} if about is None else {path: about}
+        if by_name:
             found = fs.find(path, detail=True)
-            return _accepted(path, list(found.items()), [], accept)
-        return ([] if about is None else [(path, about)]), []
-    if protocol(fs) in WEB:
+    elif protocol(fs) in WEB:
         return _web_glob(fs, path, left), []
-    found = _unless_missing(lambda: fs.glob(path, detail=True)) or {}
-    folders = [name for name, about in found.items() if about.get("type") == "directory"]
-    files = [(name, about) for name, about in found.items() if name not in set(folders)]
-    if not path.endswith("*"):
-        return files, folders
-    inside = {name.rpartition("/")[0] for name, _ in files}
-    folders = [name for name in folders if "**" not in path or name not in inside]
-    return _accepted(_root(fs, path), files, folders, accept)
-
-
-def _accepted(
-    root: str, files: list[_Match], skipped: list[str], accept: Accept
-) -> tuple[list[_Match], list[str]]:
-    """(files that `accept` accepts, `skipped` and the other files)."""
-    prefix = f"{root.rstrip('/')}/"
-    wanted = [match for match in files if accept(match[0].removeprefix(prefix))]
-    read = {name for name, _ in wanted}
-    return wanted, [*skipped, *(name for name, _ in files if name not in read)]
+    else:
+        found = _unless_missing(lambda: fs.glob(path, detail=True)) or {}
+        by_name = path.endswith("*")
+    skipped = [name for name, about in found.items() if about.get("type") == "directory"]
+    files = {name: found[name] for name in found.keys() - set(skipped)}
+    if by_name:
+        if "**" in path:  # went into the folders
+            inside = {name.rpartition("/")[0] for name in files}
+            skipped = [name for name in skipped if name not in inside]
+        prefix = _root(fs, path)
+        unread = [name for name in files if not accept(name.removeprefix(prefix))]
+        files = {name: files[name] for name in files.keys() - set(unread)}
+        skipped += unread
+    return list(files.items()), skipped
 
 
 def _unless_missing(ask: Callable[[], Any]) -> Any:
