@@ -1,11 +1,10 @@
-"""Public data sets by name: repository, pinned revision, subsets, licence, size and paper.
+"""Public data sets by name: repository, pinned revision, subsets and licence.
 
     named_source("fineweb-2", "deu_Latn")
     -> hf://datasets/HuggingFaceFW/fineweb-2@af9c1333.../data/deu_Latn/train/*.parquet
 
-Licences and sizes are those of the data sets' cards and papers. Most of what is collected from the
-web is also subject to Common Crawl's terms of use; a licence of a collection is none of its texts.
-This module imports only the standard library.
+Licences are those of the data sets' cards; a licence of a collection is none of its texts. This
+module imports only the standard library.
 """
 
 from __future__ import annotations
@@ -36,11 +35,6 @@ class License:
 
 
 ODC_BY = License("ODC-By 1.0")
-CC_BY = License("CC BY 4.0")
-CC_BY_NC = License("CC BY-NC 4.0", commercial=False)
-WIKIPEDIA = License("CC BY-SA 3.0 and GFDL")
-APACHE = License("Apache 2.0")
-THE_STACK = License("the terms of The Stack and the licences of its files")
 
 
 @dataclass(frozen=True)
@@ -51,9 +45,6 @@ class KnownSource:
         revision: commit that is read unless another one is given.
         subsets: pattern of files by name of the subset; the first is the default.
         each: (expression, pattern of files) of subsets that are not listed by name.
-        text: column of the text.
-        score: column of a score, which `sample(min_score=)` reads.
-        gated: whether the hub asks for consent, and so for HF_TOKEN.
         copies: repositories with the same documents, under the same licence.
     """
 
@@ -61,13 +52,8 @@ class KnownSource:
     repository: str
     revision: str
     license: License
-    size: str = ""
-    paper: str = ""
     subsets: Mapping[str, str] = field(default_factory=dict)
     each: tuple[str, str] | None = None
-    text: str = "text"
-    score: str = ""
-    gated: bool = False
     copies: tuple[str, ...] = ()
 
     def files(self, subset: str | None) -> str:
@@ -88,11 +74,8 @@ SOURCES = (
         "HuggingFaceFW/fineweb-edu",
         "87f09149ef4734204d70ed1d046ddc9ca3f2b8f9",
         ODC_BY,
-        "1.3T tokens",
-        "arXiv:2406.17557",
         subsets={**_SAMPLES, "default": "data/*/*.parquet"},
         each=(_DUMP, "data/{}/*.parquet"),
-        score="score",
         copies=("karpathy/fineweb-edu-100b-shuffle",),
     ),
     KnownSource(
@@ -100,8 +83,6 @@ SOURCES = (
         "HuggingFaceFW/fineweb",
         "9bb295ddab0e05d785b879661af7260fed5140fc",
         ODC_BY,
-        "15T tokens",
-        "arXiv:2406.17557",
         subsets={**_SAMPLES, "default": "data/*/*.parquet"},
         each=(_DUMP, "data/{}/*.parquet"),
     ),
@@ -110,17 +91,13 @@ SOURCES = (
         "HuggingFaceFW/fineweb-2",
         "af9c13333eb981300149d5ca60a8e9d659b276b9",
         ODC_BY,
-        "20 TB, 5e9 documents",
-        "arXiv:2506.20920",
         each=(_LANGUAGE, "data/{}/train/*.parquet"),
     ),
     KnownSource(
         "dclm",
         "mlfoundations/dclm-baseline-1.0-parquet",
         "817d6752765f6a41261085171dd546b104f60626",
-        CC_BY,
-        "4T tokens",
-        "arXiv:2406.11794",
+        License("CC BY 4.0"),
         subsets={"default": "filtered/**/*.parquet"},
         each=(
             r"global-shard_\d{2}_of_10",
@@ -134,9 +111,7 @@ SOURCES = (
         "climbmix",
         "karpathy/climbmix-400b-shuffle",
         "915333b4f8b8684f39aeaafea600fea6f43fb703",
-        CC_BY_NC,
-        "400B tokens",
-        "arXiv:2504.13161",
+        License("CC BY-NC 4.0", commercial=False),
         subsets={"default": "shard_*.parquet"},
         copies=("nvidia/ClimbMix", "nvidia/Nemotron-ClimbMix", "OptimalScale/ClimbMix"),
     ),
@@ -144,8 +119,7 @@ SOURCES = (
         "cosmopedia",
         "HuggingFaceTB/cosmopedia",
         "0ae6ec63f91742bd2d1eaef4f02232c55d719385",
-        APACHE,
-        "25B tokens",
+        License("Apache 2.0"),
         subsets={"default": "data/*/*.parquet"},
         each=(r"[a-z0-9_]+", "data/{}/*.parquet"),
     ),
@@ -154,7 +128,6 @@ SOURCES = (
         "HuggingFaceFW/finepdfs",
         "220bac3acbf07789502c621d2d33952f51ac7f86",
         ODC_BY,
-        "3T tokens",
         each=(_LANGUAGE, "data/{}/train/*.parquet"),
     ),
     KnownSource(
@@ -162,31 +135,24 @@ SOURCES = (
         "HuggingFaceTB/finemath",
         "e92b25a616738fe95dc186b64dfb19f9c8525594",
         ODC_BY,
-        "34B tokens",
-        "arXiv:2502.02737",
         subsets={
-            name: f"{name}/*.parquet"
-            for name in (
-                *("finemath-3plus", "finemath-4plus"),
-                *("infiwebmath-3plus", "infiwebmath-4plus"),
-            )
+            f"{name}-{least}plus": f"{name}-{least}plus/*.parquet"
+            for name in ("finemath", "infiwebmath")
+            for least in (3, 4)
         },
-        score="score",
     ),
     KnownSource(
         "open-web-math",
         "open-web-math/open-web-math",
         "fde8ef8de2300f5e778f56261843dab89f230815",
         ODC_BY,
-        "14.7B tokens",
-        "arXiv:2310.06786",
         subsets={"default": "data/*.parquet"},
     ),
     KnownSource(
         "wikipedia",
         "wikimedia/wikipedia",
         "b04c8d1ceb2f5cd4588862100d08de323dccfbaa",
-        WIKIPEDIA,
+        License("CC BY-SA 3.0 and GFDL"),
         subsets={"20231101.en": "20231101.en/*.parquet"},
         each=(r"20231101\.[a-z-]+", "{}/*.parquet"),
     ),
@@ -194,12 +160,8 @@ SOURCES = (
         "starcoderdata",
         "bigcode/starcoderdata",
         "9fc30b578cedaec69e47302df72cf00feed7c8c4",
-        THE_STACK,
-        "250B tokens",
-        "arXiv:2305.06161",
+        License("the terms of The Stack and the licences of its files"),
         each=(r"[a-z][a-z0-9-]*", "{}/*.parquet"),
-        text="content",
-        gated=True,
     ),
 )
 

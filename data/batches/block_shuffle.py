@@ -77,7 +77,7 @@ class BlockShuffle:
         order = _permutation(self.blocks, self.seed, epoch, "blocks", 0)
         block, offset = divmod(row, self.io_block_size)
         slot = int(order.inverse(np.array([block]))[0]) * self.io_block_size + offset
-        # As `_rows_of_epoch`, backwards: the missing slots move to the end of the short window.
+        # The steps of `_rows_of_epoch`, backwards.
         short_rank = _rank_of_last_block(order)
         window_size = self.window_blocks * self.io_block_size
         window, short_window = slot // window_size, short_rank // self.window_blocks

@@ -64,19 +64,10 @@ class Loader:
                 "documents"
             )
         mine = np.arange(batch_size) if rows is None else np.asarray(rows, np.int64)
-        inside = len(mine) > 0 and mine[0] >= 0 and mine[-1] < batch_size
-        if not inside or (np.diff(mine) <= 0).any():
-            raise InputError(
-                f"rows={mine.tolist()}: expected numbers from 0 to {batch_size - 1}, the sequences "
-                "of a batch, ascending"
-            )
+        assert (np.diff(mine, prepend=-1) > 0).all()
+        assert 0 < len(mine) <= mine[-1] + 1 <= batch_size
         if threads is None:
             threads = LOCAL_THREADS if dataset.is_local else REMOTE_THREADS
-        if min(prefetch_batches, prefetch_bytes, threads) < 1 or min(start_batch, first) < 0:
-            raise InputError(
-                f"{prefetch_batches=}, {prefetch_bytes=}, {threads=}, {start_batch=}, {first=}: "
-                "expected start_batch and first of 0 or more and the others of 1 or more"
-            )
         self._dataset = dataset
         self._batch_size = batch_size
         self._mine = first + mine  # this process's positions in batch 0

@@ -31,8 +31,7 @@ BLOCK = 2048  # positions assigned together; a power of two
 _SHIFT = BLOCK.bit_length() - 1
 _TURN = 1 << 64  # offsets are in units of 2^-64 of the distance between two points
 _GOLDEN = 0x9E3779B97F4A7C15  # 2^64 / golden ratio, odd
-_STRIDE = 256  # blocks between prefix counts computed in closed form
-_TABLES, _PREFIXES = 64, 1024  # tables (32 KB each) and prefix counts cached
+_TABLES = 64  # cached, of 32 KB each
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +63,14 @@ class Mixture:
     """The source and sequence for each position of training. Safe to use from several threads."""
 
     def __init__(self, phases: Sequence[MixturePhase], seed: int) -> None:
-        _check(phases)
+        for number, (before, here) in enumerate(pairwise(phases), 1):
+            if here.start <= before.start:
+                raise InputError(
+                    f"Mixture.phases[{number}].start={here.start}: expected more than "
+                    f"{before.start}, the start of the phase before; order the phases by their "
+                    "starts"
+                )
+        assert phases[0].start == 0
         self._starts = np.array([phase.start for phase in phases], np.int64)
         self._dealers = [_Dealer(phase, seed) for phase in phases]
         # A phase may end inside a block; the next phase starts a new block, so lengths round up.
@@ -137,12 +143,12 @@ class _Dealer:
         # Edges are cumulative weights in units of 2^-64 points, exact because of Fraction. A block
         # has `whole` points below an edge, and one more if its offset is below `part`.
         self._whole = np.array([edge // _TURN for edge in edges], np.int64)
-        self._part = np.array([edge % _TURN for edge in edges], np.uint64)
-        self._stride_prefix = functools.lru_cache(maxsize=_PREFIXES)(self._closed_form)
+        self._parts = [edge % _TURN for edge in edges]
 
     def deal(self, block: int) -> tuple[np.ndarray, np.ndarray]:
         """Source of each position of a block, and its rank among the block's positions of it."""
-        below = self._below(np.array([block]))[0]
+        offset = (self._begin + block * _GOLDEN) % _TURN
+        below = self._whole + [offset < part for part in self._parts]
         counts = np.diff(below, prepend=0)
         sources = np.repeat(np.arange(len(counts)), counts)
         slots = FeistelPermutation(BLOCK, derive_key(*self._name, block))(np.arange(BLOCK))
@@ -161,26 +167,13 @@ class _Dealer:
 
     def prefix(self, block: int) -> np.ndarray:
         """Positions of each source before a block of the phase, int64 (sources,)."""
-        stride = block // _STRIDE
-        below = self._below(np.arange(stride * _STRIDE, block)).sum(0)
-        return np.diff(self._stride_prefix(stride) + below, prepend=0)
-
-    def _below(self, blocks: np.ndarray) -> np.ndarray:
-        """Points of each block below each source's edge, int64 (blocks, sources)."""
-        # Block b's offset is (begin + b * golden) mod 2^64, by uint64 overflow.
-        offsets = np.uint64(self._begin) + blocks.astype(np.uint64) * np.uint64(_GOLDEN)
-        return self._whole + (offsets[:, None] < self._part)
-
-    def _closed_form(self, stride: int) -> np.ndarray:
-        """Points below each edge, summed over all blocks before a stride, int64 (sources,)."""
-        blocks = stride * _STRIDE
-        turns = floor_sum(blocks, _TURN, _GOLDEN, self._begin)
+        turns = floor_sum(block, _TURN, _GOLDEN, self._begin)
         # [x mod m < f] = floor(x / m) - floor((x + m - f) / m) + 1: 1 if true and 0 if not.
         extra = [
-            blocks + turns - floor_sum(blocks, _TURN, _GOLDEN, self._begin + _TURN - int(part))
-            for part in self._part
+            block + turns - floor_sum(block, _TURN, _GOLDEN, self._begin + _TURN - part)
+            for part in self._parts
         ]
-        return blocks * self._whole + np.array(extra, np.int64)
+        return np.diff(block * self._whole + np.array(extra, np.int64), prepend=0)
 
 
 def floor_sum(count: int, modulus: int, step: int, start: int) -> int:
@@ -198,23 +191,3 @@ def floor_sum(count: int, modulus: int, step: int, start: int) -> int:
         # The sum counts lattice points under a line by columns; count them by rows instead, which
         # swaps the axes and, as in Euclid's algorithm, shrinks (modulus, step).
         count, start, modulus, step = top // modulus, top % modulus, step, modulus
-
-
-def _check(phases: Sequence[MixturePhase]) -> None:
-    if not phases:
-        raise InputError("Mixture.phases: found none; give one MixturePhase with start=0")
-    if phases[0].start != 0:
-        raise InputError(
-            f"Mixture.phases[0].start={phases[0].start}: expected 0; training begins at position 0"
-        )
-    for number, (before, here) in enumerate(pairwise(phases), 1):
-        if here.start <= before.start:
-            raise InputError(
-                f"Mixture.phases[{number}].start={here.start}: expected more than "
-                f"{before.start}, the start of the phase before; order the phases by their starts"
-            )
-        if len(here.weights) != len(before.weights):
-            raise InputError(
-                f"Mixture.phases[{number}].weights has {len(here.weights)} weights, expected "
-                f"{len(before.weights)}, one per source as in the phase before; use 0 for none"
-            )

@@ -27,12 +27,8 @@ def row_count(shard_tokens: Sequence[int] | np.ndarray, length: int) -> int:
 class SequenceReader:
     """Random access to the rows of a token array. Safe to read from several threads.
 
-    Args:
-        sources: number of consecutive shards of each source; rows are numbered source by source.
-            None: all shards are one source.
-
-    Attributes:
-        counts: rows of each source.
+    `sources` has the number of consecutive shards of each source, and `counts` its rows, which are
+    numbered source by source. None: all shards are one source.
     """
 
     def __init__(
@@ -80,16 +76,12 @@ class SequenceReader:
         # Aligned rows between the few joined ones are read directly into `out`, without a copy.
         for place in np.flatnonzero(self._is_joined[segments]).tolist():
             self._tokens.read(starts[begin:place], self.length, out[begin:place])
-            self._read_joined(int(segments[place]), int(rows[place]), out[place])
+            pieces = self._joined_pieces(int(segments[place]), int(rows[place]))
+            found = [self._tokens.read(np.array([start]), size)[0] for start, size in pieces]
+            out[place] = np.concatenate(found)
             begin = place + 1
         self._tokens.read(starts[begin:], self.length, out[begin:])
         return out
-
-    def _read_joined(self, segment: int, row: int, out: np.ndarray) -> None:
-        column = 0
-        for start, size in self._joined_pieces(segment, row):
-            out[column : column + size] = self._tokens.read(np.array([start]), size)[0]
-            column += size
 
     def pieces(self, row: int) -> list[tuple[int, int]]:
         """(index in the token array, number of tokens) of each piece of a row, in order."""

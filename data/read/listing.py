@@ -10,10 +10,10 @@ from __future__ import annotations
 import glob
 import os
 import re
-import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import Any
 
 from fsspec.implementations.local import LocalFileSystem
@@ -33,7 +33,8 @@ _PINNED = re.compile(r"hf://(?:[a-z]+/)?[^/@]+/[^/@]+@([0-9a-f]{40})(?:/|$)")
 # Metadata fields that identify a file's content, the most reliable first.
 _CONTENT = ("md5Hash", "crc32c", "blob_id", "ETag", "etag", "generation", "Last-Modified")
 
-_Match = tuple[str, Mapping[str, Any] | None]
+_About = Mapping[str, Any]
+_Match = tuple[str, _About]
 Accept = Callable[[str], bool]
 
 
@@ -44,30 +45,24 @@ def absolute(source: Any) -> Any:
     return storage.local_path(source)
 
 
-def find_files(
-    source: str, accept: Accept = is_document_file
-) -> list[tuple[str, FileState | None]]:
-    """(URL, state) of every file of a source, sorted by name; None if the listing has no state.
+def find_files(source: str, accept: Accept = is_document_file) -> list[tuple[str, FileState]]:
+    """(URL, state) of every file of a source, sorted by name.
 
-    Args:
-        accept: whether to read a file in a folder, or of a pattern that ends in *, by its name.
+    Of a folder, or a pattern that ends in *, only those whose names `accept` accepts.
     """
     if source.startswith(PYTHON_DOCS):
         return [(source, file_state(source))]
     fs, _, matches, _ = _find(source, None, accept)
     if isinstance(fs, LocalFileSystem):
         return [(name, file_state(name)) for name, _ in matches]
-    return [
-        (fs.unstrip_protocol(name), None if about is None else state_of(about))
-        for name, about in matches
-    ]
+    urls = [(fs.unstrip_protocol(name), about) for name, about in matches]
+    return [(url, state_of(url, about)) for url, about in urls]
 
 
 def list_source(source: str, seconds: float, accept: Accept = is_document_file) -> Listing:
-    """The current files of a source, with digests as the module docstring describes.
+    """The current files of a source, listed within `seconds`, and their digests.
 
-    Args:
-        seconds: deadline of requests to the store. Digesting local files has no deadline.
+    Digesting local files has no deadline; `accept` is as for `find_files`.
     """
     if source.startswith(PYTHON_DOCS):
         check_documentation(source)
@@ -75,20 +70,16 @@ def list_source(source: str, seconds: float, accept: Accept = is_document_file) 
         return Listing(source, pinned=f"Python {version}", limit=_DOCUMENTATION_BYTES)
     if found := _PINNED.match(source):
         return Listing(source, pinned=f"commit {found[1]}")
-    branch = revision = ""
-    place = source
+    place, branch, revision = source, "", ""
     if source.startswith("hf://"):
         place, branch, revision = _resolve_branch(source, seconds)
     fs, path, matches, skipped = _find(place, seconds, accept)
     root = _root(fs, path)
-    names = [name.removeprefix(root) for name, _ in matches]
+    found = {name.removeprefix(root): (name, about) for name, about in matches}
     if isinstance(fs, LocalFileSystem):
-        files = _local_files(dict(zip(names, dict(matches), strict=True)))
+        files = _local_files({name: path for name, (path, _) in found.items()})
     else:
-        with ThreadPoolExecutor(_AT_ONCE) as pool:
-            files = tuple(
-                pool.map(lambda name, match: _remote_file(fs, name, match, seconds), names, matches)
-            )
+        files = tuple(_remote_file(name, about) for name, (_, about) in found.items())
     return Listing(
         redact(source),
         files,
@@ -126,11 +117,7 @@ def _local_files(paths: Mapping[str, str]) -> tuple[ListedFile, ...]:
     return tuple(ListedFile(name, *digests[path]) for name, path in sorted(paths.items()))
 
 
-def _remote_file(fs: Any, name: str, match: _Match, seconds: float) -> ListedFile:
-    path, about = match
-    if about is None:
-        url = fs.unstrip_protocol(path)
-        about = with_retries(url, lambda left: info(fs, path, left), seconds, blocks=True)
+def _remote_file(name: str, about: _About) -> ListedFile:
     if lfs := about.get("lfs"):
         digest = f"sha256 {lfs['sha256']}"
     else:
@@ -147,25 +134,17 @@ def _find(
             f"source {redact(source)!r}: the address holds a login, which records and logs would "
             "show; use an address that may be read without one"
         )
-    end = None if seconds is None else time.monotonic() + seconds
-    if seconds is None or storage.is_local(source):
-        fs, path = storage.filesystem(source)
-    else:
+
+    def look(left: float) -> tuple[Any, str, list[_Match], list[str]]:
         # The gs:// client would search longer for a login. A shorter limit for the client, so
         # that its own error arrives before the timeout.
-        limit = 0.8 * seconds
-        fs, path = with_retries(
-            f"source {source!r}", lambda _: storage.filesystem(source, limit), seconds, blocks=True
-        )
-    path = _named(fs, path)
-    if not isinstance(fs, LocalFileSystem):
-        fs.invalidate_cache()
-    files, folders = with_retries(
-        f"source {source!r}",
-        lambda left: _matches(fs, path, left, accept),
-        None if end is None else max(end - time.monotonic(), 1.0),
-        blocks=True,
-    )
+        fs, path = storage.filesystem(source, None if seconds is None else 0.8 * seconds)
+        path = _named(fs, path)
+        if not isinstance(fs, LocalFileSystem):
+            fs.invalidate_cache()
+        return fs, path, *_matches(fs, path, left, accept)
+
+    fs, path, files, folders = with_retries(f"source {source!r}", look, seconds, blocks=True)
     if not files:
         found = f", but {len(folders)} folders or other files do" if folders else ""
         raise InputError(
@@ -176,36 +155,32 @@ def _find(
 
 
 def _matches(fs: Any, path: str, left: float, accept: Accept) -> tuple[list[_Match], list[str]]:
+    """(files to read, other files and folders that match)."""
     if not _is_pattern(fs, path):
         about = _unless_missing(lambda: info(fs, path, left))
-        if about is not None and about.get("type") == "directory":
+        by_name = about is not None and about.get("type") == "directory"
+        found = {} if about is None else {path: about}
+        if by_name:
             found = fs.find(path, detail=True)
-            return _accepted(path, list(found.items()), [], accept)
-        return ([] if about is None else [(path, about)]), []
-    if protocol(fs) in WEB:
-        return [(name, None) for name in _web_glob(fs, path)], []
-    found = _unless_missing(lambda: fs.glob(path, detail=True)) or {}
-    folders = [name for name, about in found.items() if about.get("type") == "directory"]
-    files = [(name, about) for name, about in found.items() if name not in set(folders)]
-    if not path.endswith("*"):
-        return files, folders
-    inside = {name.rpartition("/")[0] for name, _ in files}
-    folders = [name for name in folders if "**" not in path or name not in inside]
-    return _accepted(_root(fs, path), files, folders, accept)
-
-
-def _accepted(
-    root: str, files: list[_Match], skipped: list[str], accept: Accept
-) -> tuple[list[_Match], list[str]]:
-    """(files that `accept` accepts, `skipped` and the other files)."""
-    prefix = f"{root.rstrip('/')}/"
-    wanted = [match for match in files if accept(match[0].removeprefix(prefix))]
-    read = {name for name, _ in wanted}
-    return wanted, [*skipped, *(name for name, _ in files if name not in read)]
+    elif protocol(fs) in WEB:
+        return _web_glob(fs, path, left), []
+    else:
+        found = _unless_missing(lambda: fs.glob(path, detail=True)) or {}
+        by_name = path.endswith("*")
+    skipped = [name for name, about in found.items() if about.get("type") == "directory"]
+    files = {name: found[name] for name in found.keys() - set(skipped)}
+    if by_name:
+        if "**" in path:  # went into the folders
+            inside = {name.rpartition("/")[0] for name in files}
+            skipped = [name for name in skipped if name not in inside]
+        prefix = _root(fs, path)
+        unread = [name for name in files if not accept(name.removeprefix(prefix))]
+        files = {name: files[name] for name in files.keys() - set(unread)}
+        skipped += unread
+    return list(files.items()), skipped
 
 
 def _unless_missing(ask: Callable[[], Any]) -> Any:
-    """The result of `ask()`; None if the file does not exist."""
     try:
         return ask()
     except FileNotFoundError as error:
@@ -214,7 +189,7 @@ def _unless_missing(ask: Callable[[], Any]) -> Any:
         raise
 
 
-def _web_glob(fs: Any, path: str) -> list[str]:
+def _web_glob(fs: Any, path: str, left: float) -> list[_Match]:
     """The matching links of a page; fsspec's own glob reads a failure as an empty folder."""
     folder, _, pattern = path.rpartition("/")
     if _is_pattern(fs, folder):
@@ -222,8 +197,11 @@ def _web_glob(fs: Any, path: str) -> list[str]:
             f"source {redact(path)!r}: over http only the last part may be a pattern; "
             "give one source for each folder"
         )
-    found = fs.ls(f"{folder}/", detail=False)
-    return sorted(name for name in set(found) if fnmatchcase(name.rpartition("/")[2], pattern))
+    found = set(fs.ls(f"{folder}/", detail=False))
+    names = [name for name in found if fnmatchcase(name.rpartition("/")[2], pattern)]
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        abouts = pool.map(lambda name: with_retries(name, partial(info, fs, name), left), names)
+        return list(zip(names, abouts, strict=True))
 
 
 def _is_pattern(fs: Any, path: str) -> bool:

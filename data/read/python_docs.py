@@ -76,16 +76,10 @@ def documents() -> pa.Table:
 
     The count (int64) is an estimate, UTF-8 bytes / 4 rounded.
     """
-    found = [*_topics(), *module_documents(_library())]
-    return pa.table(
-        {
-            "id": pa.array([name for name, _ in found], pa.string()),
-            "text": pa.array([text for _, text in found], pa.string()),
-            "token_count": pa.array(
-                [round(len(text.encode("utf-8")) / 4) for _, text in found], pa.int64()
-            ),
-        }
-    )
+    names, texts = zip(*_topics(), *module_documents(_library()), strict=True)
+    counts = [round(len(text.encode("utf-8")) / 4) for text in texts]
+    kinds = pa.schema({"id": pa.string(), "text": pa.string(), "token_count": pa.int64()})
+    return pa.table([names, texts, counts], schema=kinds)
 
 
 def clean_topic(text: str) -> str:
@@ -137,7 +131,6 @@ def _library() -> Path:
 
 def _library_files(library: Path) -> list[Path]:
     """The importable modules of the library, sorted, without tests, idlelib and site-packages."""
-
     found: list[Path] = []
     for folder, inner, files in os.walk(library):
         inner[:] = [name for name in inner if name.isidentifier() and name not in _SKIPPED]

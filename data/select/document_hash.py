@@ -34,8 +34,9 @@ def document_hash(ids: list[str] | pa.Array, seed: int) -> np.ndarray:
 
 def text_hash(texts: pa.Array) -> list[bytes]:
     """16-byte BLAKE2b of each text; texts with equal hashes count as equal."""
-    blake2b = hashlib.blake2b
-    return [blake2b(text, digest_size=_CONTENT_BYTES).digest() for text in utf8_slices(texts)]
+    return [
+        hashlib.blake2b(text, digest_size=_CONTENT_BYTES).digest() for text in utf8_slices(texts)
+    ]
 
 
 def rows_digest(ids: pa.Array, text_hashes: list[bytes]) -> int:
@@ -44,11 +45,9 @@ def rows_digest(ids: pa.Array, text_hashes: list[bytes]) -> int:
     It is the sum modulo 2^128 of BLAKE2b-128 over (hash of the text, id) of each row. It detects
     accidental changes; an attacker with millions of ids could construct two sets of the same sum.
     """
-    blake2b = hashlib.blake2b
     total = 0
     for content, name in zip(text_hashes, utf8_slices(ids), strict=True):
-        row = blake2b(content, digest_size=_CONTENT_BYTES)
-        row.update(name)
+        row = hashlib.blake2b(content + name, digest_size=_CONTENT_BYTES)
         total += int.from_bytes(row.digest(), "little")
     return total % (1 << 128)
 

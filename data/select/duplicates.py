@@ -45,17 +45,13 @@ class Duplicates:
     repeated_ids: int  # documents whose id an earlier document has too
 
 
-def find_duplicates(
-    parts: Iterable[Part], *, by_position: bool = False, shares: int = 1
-) -> Duplicates:
+def find_duplicates(parts: Iterable[Part], *, by_position: bool) -> Duplicates:
     """Compare the texts of all documents, in this process.
 
-    Args:
-        by_position: keep the first copy of a split in the order of parts and rows, instead of the
-            copy with the smallest document hash.
-        shares: into how many shares to divide the documents; the result is the same.
+    `by_position` keeps the first copy of a split in the order of parts and rows, instead of the
+    copy with the smallest document hash.
     """
-    return join(compare([share], by_position) for share in by_share(parts, shares))
+    return join(compare([share], by_position) for share in by_share(parts, 1))
 
 
 def by_share(parts: Iterable[Part], shares: int) -> list[Share]:
@@ -84,8 +80,7 @@ def compare(pieces: Sequence[Share], by_position: bool) -> tuple[np.ndarray, int
     every document to drop; number of documents whose id another one has too)."""
     texts, ids = pieces[0]
     if len(pieces) > 1:
-        texts = np.concatenate([piece.texts for piece in pieces])
-        ids = np.concatenate([piece.ids for piece in pieces])
+        texts, ids = (np.concatenate(words) for words in zip(*pieces, strict=True))
     return _losers(texts, by_position), len(ids) - len(np.unique(ids))
 
 

@@ -23,22 +23,26 @@ class HashHistogram:
     """Counts of a part of a source by bin of the document hash."""
 
     seen: int  # documents of any score; the other counts are of those with the minimum score
-    documents: int
-    tokens: int
     text_bytes: int  # uncompressed, of all documents
-    tokens_by_bin: np.ndarray
+    tokens_by_bin: np.ndarray  # int64 [BINS]
     documents_by_bin: np.ndarray
+
+    @property
+    def documents(self) -> int:
+        return int(self.documents_by_bin.sum())
+
+    @property
+    def tokens(self) -> int:
+        return int(self.tokens_by_bin.sum())
 
 
 def survey(
     units: Sequence[Unit], seed: int, min_score: float | None = None
 ) -> tuple[HashHistogram, np.ndarray]:
-    """Count and list the documents of units; the text is read only if there are no token counts.
+    """The counts of units, and uint64 [2, documents]: hash and `token_count` of each document.
 
-    Documents with a score below `min_score` are only in `seen` and `text_bytes`.
-
-    Returns:
-        The counts, and uint64 [2, documents]: hash and `token_count` of each document, in order.
+    The text is read only if there are no token counts. Documents with a score below `min_score` are
+    only in `seen` and `text_bytes`.
     """
     found = [np.empty((2, 0), np.uint64)]
     seen = 0
@@ -50,9 +54,13 @@ def survey(
     bins, counts = bins_of(documents[0]), documents[1].astype(np.int64)
     tokens_by_bin = np.zeros(BINS, np.int64)
     np.add.at(tokens_by_bin, bins, counts)
-    text_bytes = sum(unit.text_bytes for unit in units)
-    by_bin = np.bincount(bins, minlength=BINS)
-    return _histogram(seen, text_bytes, tokens_by_bin, by_bin), documents
+    histogram = HashHistogram(
+        seen=seen,
+        text_bytes=sum(unit.text_bytes for unit in units),
+        tokens_by_bin=tokens_by_bin,
+        documents_by_bin=np.bincount(bins, minlength=BINS),
+    )
+    return histogram, documents
 
 
 def documents_in(documents: np.ndarray, bins: np.ndarray) -> np.ndarray:
@@ -64,26 +72,14 @@ def documents_in(documents: np.ndarray, bins: np.ndarray) -> np.ndarray:
 
 def merge(surveys: Iterable[HashHistogram]) -> HashHistogram:
     seen = text_bytes = 0
-    tokens_by_bin = np.zeros(BINS, np.int64)
-    documents_by_bin = np.zeros(BINS, np.int64)
+    bins = np.zeros((2, BINS), np.int64)
     for part in surveys:
         seen += part.seen
         text_bytes += part.text_bytes
-        tokens_by_bin += part.tokens_by_bin
-        documents_by_bin += part.documents_by_bin
-    return _histogram(seen, text_bytes, tokens_by_bin, documents_by_bin)
-
-
-def _histogram(
-    seen: int, text_bytes: int, tokens_by_bin: np.ndarray, documents_by_bin: np.ndarray
-) -> HashHistogram:
+        bins += (part.tokens_by_bin, part.documents_by_bin)
+    tokens, documents = bins
     return HashHistogram(
-        seen=seen,
-        documents=int(documents_by_bin.sum()),
-        tokens=int(tokens_by_bin.sum()),
-        text_bytes=text_bytes,
-        tokens_by_bin=tokens_by_bin,
-        documents_by_bin=documents_by_bin,
+        seen=seen, text_bytes=text_bytes, tokens_by_bin=tokens, documents_by_bin=documents
     )
 
 

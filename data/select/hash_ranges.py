@@ -53,9 +53,7 @@ class BoundaryDocuments:
         return cls(bins, hashes[order], counts[order])
 
 
-def boundary_bins(
-    survey: HashHistogram, budget: Budget, rate: TokenRatio | None = None
-) -> np.ndarray:
+def boundary_bins(survey: HashHistogram, budget: Budget, rate: TokenRatio | None) -> np.ndarray:
     """A held-out split begins where the one before it ends, at an unknown document of a bin. So its
     own boundary is between two bounds: the one without those documents, and the one with the bin's
     documents all in the split before.
@@ -78,13 +76,13 @@ def boundary_bins(
 def thresholds(
     survey: HashHistogram,
     budget: Budget,
-    rate: TokenRatio | None = None,
-    edge: BoundaryDocuments | None = None,
+    rate: TokenRatio | None,
+    edge: BoundaryDocuments,
 ) -> Ranges:
     """The hash range of every split, holding at least its budget of tokens.
 
-    The excess is less than the split's last document, or without an `edge` (the documents of
-    `boundary_bins`) less than a bin. A budget larger than the source is refused.
+    The excess is less than the split's last document, which is in `edge` (the documents of
+    `boundary_bins`). A budget larger than the source is refused.
     """
     down = _Cuts(survey, rate or TokenRatio(), edge, downwards=True)
     up = _Cuts(survey, rate or TokenRatio(), edge, downwards=False)
@@ -118,10 +116,11 @@ def thresholds(
     return Ranges(splits=((TRAIN, 0, min(end, last)), *splits))
 
 
-def at_the_ends(ranges: Ranges, edge: BoundaryDocuments | None) -> dict[str, int]:
-    hashes = np.empty(0, np.uint64) if edge is None else edge.hashes
+def at_the_ends(ranges: Ranges, edge: BoundaryDocuments) -> dict[str, int]:
     ends = {name: last if name == TRAIN else first for name, first, last in ranges.splits}
-    return {name: int(np.count_nonzero(hashes == np.uint64(end))) for name, end in ends.items()}
+    return {
+        name: int(np.count_nonzero(edge.hashes == np.uint64(end))) for name, end in ends.items()
+    }
 
 
 def one_id(count: int) -> str:
@@ -141,7 +140,7 @@ class _Cuts:
         self,
         survey: HashHistogram,
         rate: TokenRatio,
-        edge: BoundaryDocuments | None,
+        edge: BoundaryDocuments,
         *,
         downwards: bool,
     ) -> None:
@@ -157,7 +156,7 @@ class _Cuts:
         target = min(target, self.total)  # rounding may put it just above
         index = int(np.searchsorted(self._sums, target))
         place = index if self._step > 0 else BINS - 1 - index
-        if self._edge is None or place not in self._edge.bins:
+        if place not in self._edge.bins:
             first = place << _BIN_BITS
             far = first if self._step < 0 else first + (1 << _BIN_BITS) - 1
             return far, float(self._sums[index])

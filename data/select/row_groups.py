@@ -14,9 +14,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 
-from data.read.unit import Fields, Unit
-from data.read.work_units import INVALID, NULL, fields_of, file_units, row_groups
+import numpy as np
+
+from data.read.unit import UNKNOWN, Fields, Unit
+from data.read.work_units import INVALID, NULL, file_units, row_groups
 from data.select.document_hash import document_hash
 from data.select.hash_histogram import above_score
 
@@ -60,11 +63,10 @@ class RowGroupOrder:
     def __init__(
         self, files: Sequence[str], seed: int, *, backwards: bool, fields: Fields = Fields()
     ) -> None:
-        names = _relative_names(files)
+        self._names = names = _relative_names(files)
         self._files = sorted(files, key=lambda file: (_hash(seed, names[file]), names[file]))
         if backwards:
             self._files.reverse()
-        self._names = names
         self._backwards = backwards
         self._fields = fields
         self._counts: dict[str, int] = {}
@@ -79,16 +81,8 @@ class RowGroupOrder:
                 f for f in self._files if self._counts.get(f, 0) > self._round * BLOCK_ROW_GROUPS
             ]
         given, self._queue = self._queue[:limit], self._queue[limit:]
-        return [
-            RowGroupBlock(
-                file=f,
-                name=self._names[f],
-                round=self._round,
-                backwards=self._backwards,
-                fields=self._fields,
-            )
-            for f in given
-        ]
+        same = {"round": self._round, "backwards": self._backwards, "fields": self._fields}
+        return [RowGroupBlock(file=file, name=self._names[file], **same) for file in given]
 
     def set_row_group_count(self, block: RowGroupBlock, count: int) -> None:
         """Record that `block.file` has `count` row groups; call it for every block of the walk."""
@@ -117,18 +111,20 @@ def survey_block(
     sizes = [g.compressed_bytes for g in row_groups(block.file, block.fields)]
     groups = []
     for unit in units:
-        documents, tokens, tally = 0, 0, Counter[str]()
-        for _, batch in above_score((unit,), ("token_count",), min_score, tally):
-            documents += batch.num_rows
-            tokens += int(batch.column("token_count").to_numpy().sum())
-        group = Group(
-            unit=unit,
-            documents=documents,
-            skipped={reason: tally[reason] for reason in (NULL, INVALID) if tally[reason]},
-            tokens=tokens,
-            compressed_bytes=sum(sizes[index] for index in unit.row_groups),
+        tally = Counter[str]()
+        found = above_score((unit,), ("token_count",), min_score, tally)
+        counts = np.concatenate(
+            [np.empty(0, np.int64), *(batch[0].to_numpy() for _, batch in found)]
         )
-        groups.append(group)
+        groups.append(
+            Group(
+                unit=unit,
+                documents=len(counts),
+                skipped={reason: tally[reason] for reason in (NULL, INVALID) if tally[reason]},
+                tokens=int(counts.sum()),
+                compressed_bytes=sum(sizes[index] for index in unit.row_groups),
+            )
+        )
     return groups, count
 
 
@@ -136,8 +132,7 @@ def only_group(unit: Unit, index: int) -> Unit:
     """One row group of a unit's file as a unit."""
     if unit.kind != "parquet":
         return unit
-    group = row_groups(unit.file, fields_of(unit))[index]
-    return replace(unit, row_groups=(index,), rows=group.rows, text_bytes=group.text_bytes)
+    return replace(unit, row_groups=(index,), rows=UNKNOWN)
 
 
 def join_units(units: Iterable[Unit], target_bytes: int = 64 << 20) -> list[Unit]:
@@ -157,10 +152,8 @@ def join_units(units: Iterable[Unit], target_bytes: int = 64 << 20) -> list[Unit
 
 
 def _relative_names(files: Sequence[str]) -> dict[str, str]:
-    directories = [file.split("/")[:-1] for file in files]
-    common = 0
-    while len({tuple(d[: common + 1]) for d in directories}) == 1 and common < len(directories[0]):
-        common += 1
+    levels = zip(*(file.split("/")[:-1] for file in files), strict=False)
+    common = len(list(takewhile(lambda names: len(set(names)) == 1, levels)))
     return {file: "/".join(file.split("/")[common:]) for file in files}
 
 

@@ -6,6 +6,7 @@ text in two words, hash of the id).
 
 from __future__ import annotations
 
+from collections import Counter
 from contextlib import ExitStack
 from typing import Any
 
@@ -30,9 +31,8 @@ class SplitWriter:
         self._base = storage.join(directory, split)
         self.table = TableWriter(f"{self._base}.parquet", schema)
         self._hashes: list[np.ndarray] | None = [] if keep_hashes else None
-        self._documents = self._tokens = 0
+        self._counts = Counter[str]()
         self._digest = 0
-        self._bytes = 0
 
     def write(
         self, batch: pa.RecordBatch, places: np.ndarray | None = None, *, apart: bool = False
@@ -47,9 +47,11 @@ class SplitWriter:
             self.table.write(batch.slice(row, step))
         contents = text_hash(batch.column("text"))
         self._digest += rows_digest(batch.column("id"), contents)
-        self._documents += batch.num_rows
-        self._tokens += int(batch.column("token_count").to_numpy().sum())
-        self._bytes += int(pc.call_function("binary_length", [batch["text"]]).to_numpy().sum())
+        self._counts.update(
+            documents=batch.num_rows,
+            tokens=int(batch.column("token_count").to_numpy().sum()),
+            bytes=int(pc.call_function("binary_length", [batch["text"]]).to_numpy().sum()),
+        )
         if self._hashes is not None and places is not None:
             words = np.frombuffer(b"".join(contents), "<u8").astype(np.uint64).reshape(-1, 2)
             self._hashes.append(np.column_stack([words, places]))
@@ -58,12 +60,7 @@ class SplitWriter:
         """Write the hashes; returns the counts of the split."""
         if self._hashes is not None:
             save_array(f"{self._base}.hashes.npy", np.concatenate(self._hashes))
-        return {
-            "documents": self._documents,
-            "tokens": self._tokens,
-            "bytes": self._bytes,
-            "digest": digest_hex(self._digest),
-        }
+        return {**self._counts, "digest": digest_hex(self._digest)}
 
 
 class Splits:

@@ -138,7 +138,7 @@ def load_surveys(run: StepContext, shards: Iterable[Shard]) -> Iterator[HashHist
     def load(shard: Shard) -> HashHistogram:
         tokens, documents = load_array(f"{storage.join(run.root, shard.root)}/bins.npy")
         return HashHistogram(
-            **{name: shard.result[name] for name in ("seen", "documents", "tokens")},
+            seen=shard.result["seen"],
             text_bytes=shard.result["bytes"],
             tokens_by_bin=tokens,
             documents_by_bin=documents,

@@ -1,11 +1,11 @@
-"""Rates of every kind of document file beside Parquet's, and what odd sources cost.
+"""Rates of every kind of document file beside Parquet's, and what many small files cost.
 
-    python -m tests.bench.document_formats --corpus 'DIR/*.parquet' [--tokenizer FILE]
+    python -m tests.bench.document_formats --corpus 'DIR/*.parquet'
 
 Writes the corpus's first megabytes as every kind of file, and samples all of it from each: one JSON
-line a kind, with the seconds and the text's bytes a second, and the same for 10,000 small files,
-one long document, and sampling with a tokenizer beside tokenising. Each is measured in a process of
-its own, with its peak of memory. Times are of the step's own work, on this machine and its load.
+line a kind, with the seconds and the text's bytes a second, and the same for 10,000 small files.
+Each is measured in a process of its own, with its peak of memory. Times are of the step's own work,
+on this machine and its load.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import multiprocessing
 import os
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 _SMALL_FILES = 10_000
-_LONG = 60_000_000
 
 
 def documents(pattern: str, megabytes: float) -> pa.Table:
@@ -67,19 +65,20 @@ def write(kind: str, table: pa.Table, folder: Path) -> str:
     return str(folder)
 
 
-def measure(make: Callable[[], Any], store: str) -> dict[str, Any]:
-    """Seconds, seconds of processor and peak memory of bringing a graph up, in a process."""
+def measure(source: str, store: str) -> dict[str, Any]:
+    """Seconds, seconds of processor and peak memory of sampling all of a source, in a process."""
     with multiprocessing.get_context("fork").Pool(1) as pool:
-        return pool.apply(_bring_up, (make, store))
+        return pool.apply(_sample, (source, store))
 
 
-def _bring_up(make: Callable[[], Any], store: str) -> dict[str, Any]:
+def _sample(source: str, store: str) -> dict[str, Any]:
+    import steps
     from tests.pipeline.helpers import bring_up
 
     with open("/proc/self/clear_refs", "w") as file:
         file.write("5")  # the peak of memory begins here
     clock, cpu = time.monotonic(), time.process_time()
-    bring_up(store, make())
+    bring_up(store, steps.sample(source, tokens=-1))
     status = Path("/proc/self/status").read_text()
     peak = next(int(line.split()[1]) for line in status.splitlines() if "VmHWM" in line)
     return {
@@ -98,25 +97,10 @@ def _bytes(folder: str) -> int:
     )
 
 
-class _Sample:
-    """A graph that samples all of a source, and tokenises it where asked."""
-
-    def __init__(self, source: str, tokenizer: str | None = None, then: bool = False) -> None:
-        self.source, self.tokenizer, self.then = source, tokenizer, then
-
-    def __call__(self) -> Any:
-        import steps
-
-        made = steps.tokenizer(self.tokenizer) if self.tokenizer else None
-        found = steps.sample(self.source, None if self.then else made, tokens=-1)
-        return steps.tokenize(found, made) if self.then and made is not None else found
-
-
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--corpus", required=True)
-    parser.add_argument("--tokenizer")
     parser.add_argument("--megabytes", type=float, default=40)
     parser.add_argument("--only", default="", help="what holds this in its name")
     asked = parser.parse_args()
@@ -125,36 +109,17 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as directory:
         folder = Path(directory)
 
-        def report(what: str, source: str, size: int, graph: _Sample) -> None:
-            if asked.only not in what:
-                return
-            found = measure(graph, str(folder / "store" / what))
-            rate = round(size / 1e6 / found["seconds"], 1)
-            print(json.dumps({"what": what, "text_mb": size / 1e6, "mb_per_s": rate, **found}))
+        def report(what: str, source: str, size: int) -> None:
+            if asked.only in what:
+                found = measure(source, str(folder / "store" / what))
+                rate = round(size / 1e6 / found["seconds"], 1)
+                print(json.dumps({"what": what, "text_mb": size / 1e6, "mb_per_s": rate, **found}))
 
         for kind in ("parquet", "jsonl", "jsonl.gz", "jsonl.zst", "arrow", "txt"):
-            source = write(kind, table, folder / kind)
-            report(kind, source, size, _Sample(source))
-        if asked.tokenizer:
-            source = str(folder / "parquet")
-            report("sample with tokenizer", source, size, _Sample(source, asked.tokenizer))
-            report("sample and tokenize", source, size, _Sample(source, asked.tokenizer, True))
+            report(kind, write(kind, table, folder / kind), size)
         small = pa.table({"text": [f"Small document number {n}." for n in range(_SMALL_FILES)]})
         source = write("txt", small, folder / "small")
-        report(f"{_SMALL_FILES} small files", source, _bytes(source), _Sample(source))
-        for index in range(_SMALL_FILES):
-            one = pa.table({"id": [str(index)], "text": [f"Small document number {index}."]})
-            (folder / "small-parquet").mkdir(exist_ok=True)
-            pq.write_table(one, folder / "small-parquet" / f"{index:06d}.parquet")
-        source = str(folder / "small-parquet")
-        report(f"{_SMALL_FILES} small Parquet files", source, 26 * _SMALL_FILES, _Sample(source))
-        text = "".join(table.column("text").to_pylist())
-        text = (text * (1 + _LONG // len(text)))[:_LONG]
-        for kind in ("jsonl", "txt", "parquet"):
-            long = pa.table({"id": ["long", "short"], "text": [text, "short"]})
-            source = write(kind, long, folder / f"long-{kind}")
-            graph = _Sample(source, asked.tokenizer, bool(asked.tokenizer))
-            report(f"a document of 60 MB, {kind}", source, _LONG, graph)
+        report(f"{_SMALL_FILES} small files", source, _bytes(source))
 
 
 if __name__ == "__main__":

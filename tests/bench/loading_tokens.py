@@ -1,4 +1,4 @@
-"""What the loading bench reads: a token cache, and the same tokens as one bare file."""
+"""What the loading bench reads: a token cache."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _DOCUMENT = 1000
 _VOCAB = 32_768
 
 
-def prepare(work: Path, corpus: Path, synthetic: int) -> None:
-    """Write `tokens.bin` (uint16), `cache/` and `cache.json` into `work`, unless they are there.
+def prepare(work: Path, corpus: Path, synthetic: int) -> int:
+    """Write `cache/` and `cache.json` into `work`, unless they are there; returns their tokens.
 
     Args:
         work: the directory.
@@ -30,23 +30,23 @@ def prepare(work: Path, corpus: Path, synthetic: int) -> None:
     """
     made_of = f"{synthetic} random tokens" if synthetic else str(corpus.resolve())
     record = work / "cache.json"
-    if record.exists() and json.loads(record.read_text())["made_of"] == made_of:
-        return
     if record.exists():
+        found = json.loads(record.read_text())
+        if found["made_of"] == made_of:
+            return sum(tokens for _, tokens, _ in found["shards"])
         raise SystemExit(f"{work} has other tokens than {made_of}; give another --work")
     tokenizer = TextTokenizer((corpus / "tokenizer.json").read_bytes(), parallel=True)
     vocab, eos = (_VOCAB, 0) if synthetic else (tokenizer.vocab_size, tokenizer.eos_id)
     batches = _random(synthetic) if synthetic else _encoded(corpus, tokenizer)
     shards = []
-    with (work / "tokens.bin").open("wb") as bare:
-        for ids, lengths in batches:
-            directory = str(work / "cache" / f"{len(shards):05}")
-            counts = write_shard(directory, [(ids, lengths)], vocab_size=vocab, eos_id=eos)
-            shards.append([directory, counts.tokens, counts.check])
-            bare.write(np.insert(ids, np.cumsum(lengths), eos).astype("<u2").tobytes())
+    for documents in batches:
+        directory = str(work / "cache" / f"{len(shards):05}")
+        counts = write_shard(directory, [documents], vocab_size=vocab, eos_id=eos)
+        shards.append([directory, counts.tokens, counts.check])
     record.write_text(
         json.dumps({"made_of": made_of, "vocab": vocab, "eos": eos, "shards": shards})
     )
+    return sum(tokens for _, tokens, _ in shards)
 
 
 def spec(work: Path, length: int, io_block_size: int, window_blocks: int) -> DatasetSpec:

@@ -5,7 +5,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -25,29 +24,23 @@ def corpus(tmp_path_factory):
     return root
 
 
-def test_the_prepared_file_and_cache_hold_the_same_tokens(tmp_path, corpus):
-    """Every document's ids with EOS after each, in both; a second call changes nothing."""
-    loading_tokens.prepare(tmp_path, corpus, 0)
+def test_the_prepared_cache_holds_the_corpus(tmp_path, corpus):
+    """Every document's ids with EOS after each; a second call changes nothing."""
     tokenizer = TextTokenizer((corpus / "tokenizer.json").read_bytes())
-    expected = [token for text in TEXTS for token in [*_ids(tokenizer, text), tokenizer.eos_id]]
-    assert np.fromfile(tmp_path / "tokens.bin", "<u2").tolist() == expected
+    expected = len(tokenizer.encode_batch(TEXTS)[0]) + len(TEXTS)
+    assert loading_tokens.prepare(tmp_path, corpus, 0) == expected
     (source,) = loading_tokens.spec(tmp_path, 16, 4, 2).sources
     assert len(source.shards) == 4
-    assert sum(shard.tokens for shard in source.shards) == len(expected)
     written = (tmp_path / "cache.json").stat().st_mtime_ns
-    loading_tokens.prepare(tmp_path, corpus, 0)
+    assert loading_tokens.prepare(tmp_path, corpus, 0) == expected
     assert (tmp_path / "cache.json").stat().st_mtime_ns == written
     with pytest.raises(SystemExit, match="other tokens"):
         loading_tokens.prepare(tmp_path, corpus, 5000)
 
 
-def _ids(tokenizer, text):
-    return tokenizer.encode_batch([text])[0].tolist()
-
-
 @pytest.mark.slow
 def test_the_bench_prints_its_lines(corpus):
-    """Every part of ours and the bare file."""
+    """Every part."""
     command = [sys.executable, "-m", "tests.bench.loading", "--corpus", str(corpus)]
     sizes = {"synthetic": 2_200_000, "lengths": 1024, "batch": 4, "seconds": 0.05, "repeat": 1}
     command += [f"--{name}={value}" for name, value in sizes.items()]
@@ -63,5 +56,5 @@ def test_the_bench_prints_its_lines(corpus):
     assert len(windows) == 7
     assert all(1 <= ratio < 1.1 for ratio in windows)
     rates = [line for line in lines if "tokens_per_second" in line]
-    assert {line["name"].split()[0] for line in rates} == {"ponente", "np.memmap"}
+    assert len(rates) == 7
     assert all(line["tokens_per_cpu_second"]["best"] > 0 for line in rates)

@@ -25,7 +25,6 @@ EACH = {  # a subset that a row's expression matches
 def test_rows_are_well_formed(known):
     assert re.fullmatch(r"[a-z0-9-]+", known.name)
     assert re.fullmatch(r"[0-9a-f]{40}", known.revision)
-    assert known.paper == "" or re.fullmatch(r"arXiv:\d{4}\.\d{5}", known.paper)
     assert known.subsets or known.each
     assert bool(known.each) == (known.name in EACH)
     for subset in [*known.subsets, *filter(None, [EACH.get(known.name)])]:

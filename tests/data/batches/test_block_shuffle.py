@@ -113,9 +113,9 @@ def test_negative_positions_are_refused():
         shuffle(10).rows(np.array([-1]))
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
-    sequences=st.integers(1, 300),
+    sequences=st.integers(1, 150),
     io_block_size=st.integers(1, 20),
     window_blocks=st.integers(1, 9),
     epoch=st.integers(0, 3),

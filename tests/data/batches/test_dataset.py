@@ -80,15 +80,6 @@ def test_without_phases_sources_come_in_proportion_to_their_rows(stored):
     assert np.all(np.abs(drawn - 20 * np.array(counts)) <= 10)
 
 
-def test_phases_work_with_one_source(stored):
-    """A mixture of one source is that source."""
-    one = spec(source(stored["code"][0]))
-    phased = dataclasses.replace(one, phases=(MixturePhase(start=0, weights=(5.0,)),))
-    with Dataset(one) as plain, Dataset(phased) as mixed:
-        positions = np.arange(100)
-        assert np.array_equal(plain.read(positions), mixed.read(positions))
-
-
 def test_specs_that_make_no_data_set_are_refused(stored):
     """The message has the source, or the numbers that do not fit."""
     shards = stored["books"][0]

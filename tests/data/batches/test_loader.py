@@ -100,26 +100,23 @@ def settled(fake):
     return read
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("prefetch", [1, 3, 40])
-def test_prefetch_is_bounded_in_batches(prefetch):
-    """However slow the consumer, only so many batches are read ahead; room is used again."""
-    fake = Fake()
-    with Loader(fake, batch_size=10, prefetch_batches=prefetch) as loader:
-        for handed in range(5):
-            assert settled(fake) <= 10 * (handed + prefetch)
-            next(loader)
-
-
-@pytest.mark.parametrize(("limit", "batches"), [(1, 1), (3 * 10 * LENGTH * 4, 3)])
-def test_prefetch_is_bounded_in_bytes(limit, batches):
+@pytest.mark.parametrize(
+    ("limit", "batches"),
+    [
+        ({"prefetch_batches": 3}, 3),
+        ({"prefetch_bytes": 1}, 1),
+        ({"prefetch_bytes": 3 * 10 * LENGTH * 4}, 3),
+    ],
+)
+def test_prefetch_is_bounded(limit, batches):
     """A batch of ten rows has 4 bytes a token; one batch is always read ahead."""
     fake = Fake()
-    with Loader(fake, batch_size=10, prefetch_bytes=limit) as loader:
-        next(loader)
-        while sum(map(len, fake.reads)) < 10 * (1 + batches):
-            time.sleep(0.01)
-        assert settled(fake) == 10 * (1 + batches)
+    with Loader(fake, batch_size=10, **limit) as loader:
+        for handed in (1, 2):
+            next(loader)
+            while sum(map(len, fake.reads)) < 10 * (handed + batches):
+                time.sleep(0.01)
+            assert settled(fake) == 10 * (handed + batches)
 
 
 @pytest.mark.parametrize("fail_at", [0, 45, 1234])
@@ -195,14 +192,6 @@ def test_closing_does_not_wait_for_a_store_that_hangs(monkeypatch):
     [
         ({"batch_size": 251}, "batch_size=251: expected 1 to 250"),
         ({"batch_size": 0}, "batch_size=0"),
-        ({"rows": []}, r"rows=\[\]: expected numbers from 0 to 11"),
-        ({"rows": [0, 12]}, r"rows=\[0, 12\]: expected numbers from 0 to 11"),
-        ({"rows": [-1, 0]}, r"rows=\[-1, 0\]"),
-        ({"rows": [2, 2]}, r"rows=\[2, 2\].* ascending"),
-        ({"prefetch_batches": 0}, "prefetch_batches=0"),
-        ({"prefetch_bytes": 0}, "prefetch_bytes=0"),
-        ({"threads": 0}, "threads=0"),
-        ({"start_batch": -1}, "start_batch=-1"),
     ],
 )
 def test_impossible_loaders_are_refused(dataset, change, words):

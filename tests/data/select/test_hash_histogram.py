@@ -7,10 +7,9 @@ import pytest
 
 from data.read.parquet_table import read_table
 from data.read.work_units import list_units
-from data.select import hash_ranges
 from data.select.document_hash import document_hash
 from data.select.hash_histogram import BINS, documents_in, merge, survey
-from data.select.token_budget import Budget
+from data.select.hash_ranges import Ranges
 from data.select.write_sample import below, drop_rows, read_hashes, sample_units
 
 SCHEMA = ("id", "text", "token_count")
@@ -94,9 +93,10 @@ def expected_of(unit, ranges, seed, min_score):
 @pytest.mark.parametrize("min_score", [None, 2.0])
 def test_sampled_files_are_the_selected_documents(units, tmp_path, min_score):
     """Each split has its documents in source order; every document is accounted for."""
-    counted = merge(survey([unit], 7, min_score)[0] for unit in units)
-    held_out = (("validation", 800), ("extra", 400))
-    ranges = hash_ranges.thresholds(counted, Budget(train=4000, splits=held_out))
+    eighth = 1 << 61
+    ends = {"train": (0, 2 * eighth - 1), "validation": (7 * eighth, 8 * eighth - 1)}
+    ends["extra"] = 6 * eighth, 7 * eighth - 1
+    ranges = Ranges(splits=tuple((name, *where) for name, where in ends.items()))
     written = 0
     for index, unit in enumerate(units):
         out = tmp_path / "out" / str(index)
