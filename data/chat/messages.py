@@ -33,7 +33,6 @@ class Messages:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The columns that every row has."""
         return (self.column,)
 
     def read(self, row: Mapping[str, Any]) -> list[Message]:
@@ -58,7 +57,6 @@ class Exchange:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The columns that every row has."""
         named = (self.instruction, self.response, self.input, self.system)
         return tuple(name for name in named if name is not None)
 

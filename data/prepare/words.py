@@ -31,28 +31,25 @@ _AT_ONCE = 1 << 19  # bytes of text, unless one text is longer: about 50 bytes o
 
 
 class Words(NamedTuple):
-    """The words of some texts, in their order.
+    """The words of some texts, in their order, without the punctuation around them."""
 
-    Attributes:
-        hashes: uint64 [words].
-        text: int64 [words], index of the word's text, ascending.
-        start, end: int64 [words], the word's characters in its text, without the punctuation
-            around them.
-    """
-
-    hashes: np.ndarray
-    text: np.ndarray
-    start: np.ndarray
-    end: np.ndarray
+    hashes: np.ndarray  # uint64 [words]
+    text: np.ndarray  # int64 [words], index of the word's text, ascending
+    start: np.ndarray  # int64 [words], the word's first character in its text
+    end: np.ndarray  # int64 [words], the character behind it
 
 
 def mixed(values: np.ndarray) -> np.ndarray:
-    """uint64 of the same shape: a bijection of uint64 in which every bit depends on all bits.
+    """uint64 of the same shape, each mixed after the addition of a constant, as SplitMix64 does."""
+    return finalised(values + np.uint64(0x9E3779B97F4A7C15))
 
-    It is the output function of SplitMix64 (Steele, Lea and Flood 2014, "Fast splittable
-    pseudorandom number generators").
+
+def finalised(z: np.ndarray) -> np.ndarray:
+    """uint64 of the same shape: a bijection in which every bit depends on all bits.
+
+    It is that of SplitMix64 (Steele, Lea and Flood 2014, "Fast splittable pseudorandom number
+    generators").
     """
-    z = values + np.uint64(0x9E3779B97F4A7C15)
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return z ^ (z >> np.uint64(31))

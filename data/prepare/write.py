@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from collections import Counter
 from contextlib import ExitStack
-from types import TracebackType
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from data.read.work_units import INVALID, NULL
 from data.select.split_writer import COLUMNS, Splits
 from pipeline.errors import InputError
 from pipeline.store import storage
@@ -65,15 +65,14 @@ class DocumentWriter:
     def read(self, batch: pa.RecordBatch) -> None:
         """Count documents as seen: if never called, those written and dropped are."""
         documents, tokens = self._read or (0, 0)
-        more = pc.call_function("sum", [batch.column("token_count")]).as_py() or 0
-        self._read = documents + batch.num_rows, tokens + more
+        self._read = documents + batch.num_rows, tokens + _tokens(batch)
 
     def drop(self, reason: str, batch: pa.RecordBatch) -> None:
         """Count documents that are not written, by the reason why."""
         if not batch.num_rows:
             return
         self._dropped[reason] += batch.num_rows
-        self._tokens[reason] += pc.call_function("sum", [batch.column("token_count")]).as_py() or 0
+        self._tokens[reason] += _tokens(batch)
         if len(self._dropped) > _MOST_REASONS:
             raise InputError(
                 f"documents: expected at most {_MOST_REASONS:,} reasons to drop documents, found "
@@ -83,18 +82,14 @@ class DocumentWriter:
         for row in batch.slice(0, MOST_EXAMPLES - len(shown)).select(["id", "text"]).to_pylist():
             shown.append({"id": row["id"], "text": row["text"][:_EXAMPLE_CHARACTERS]})
 
-    def skip(self, reason: str, count: int) -> None:
-        """Count rows that are no documents."""
-        if count:
-            self._dropped[reason] += count
-            self._skipped += count
+    def skip(self, tally: Counter[str]) -> None:
+        """Count rows that are no documents, of which `read_documents` made the tally."""
+        for reason in (NULL, INVALID):
+            if count := tally[reason]:
+                self._dropped[reason] += count
+                self._skipped += count
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         self._stack.__exit__(kind, error, trace)
         if error is not None:
             return
@@ -104,8 +99,9 @@ class DocumentWriter:
             storage.write_atomic(storage.join(self._directory, EXAMPLES), content)
         written = sum(counts["documents"] for counts in splits.values())
         tokens = sum(counts["tokens"] for counts in splits.values())
-        seen = written + self._dropped.total(), tokens + self._tokens.total()
-        if self._read is not None:
+        if self._read is None:
+            seen = written + self._dropped.total(), tokens + self._tokens.total()
+        else:
             seen = self._read[0] + self._skipped, self._read[1]
         self.result = {
             "splits": splits,
@@ -115,3 +111,7 @@ class DocumentWriter:
             "dropped_tokens": dict(sorted(self._tokens.items())),
             "columns": self._columns,
         }
+
+
+def _tokens(batch: pa.RecordBatch) -> int:
+    return pc.call_function("sum", [batch.column("token_count")]).as_py() or 0

@@ -21,7 +21,7 @@ _WIDEST_TOKEN = 4  # bytes of an id; 2 where the vocabulary has at most 65,536 i
 
 
 def advise(settings: Mapping[str, Any]) -> list[str]:
-    """The advice that `plan` shows if a shuffle window is larger than the host's memory budget."""
+    """What `plan` says if a shuffle window is larger than the host's memory budget."""
     sequences = settings["io_block_size"] * settings["window_blocks"]
     window = sequences * settings["sequence_length"] * _WIDEST_TOKEN
     budget = settings["host_memory"]

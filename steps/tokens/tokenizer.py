@@ -91,11 +91,8 @@ def tokenizer(
         loaded = TextTokenizer(content)
     except InputError as error:
         raise InputError(f"{source}: {error}") from None
-    with run.shard("tokenizer") as directory:
-        storage.write_atomic(storage.join(directory, _FILE), content)
     return {
-        "vocab_size": loaded.vocab_size,
-        "digest": loaded.digest,
+        **_write(run, content, loaded),
         "eos_id": loaded.eos_id,
         "bos_id": loaded.bos_id,
         "headline": [
@@ -154,13 +151,8 @@ def train_tokenizer(
 
     assert isinstance(documents, Documents)  # see `sampled`
     check_size(documents, tokens)
-    tokenizer_json = train(
-        _texts(run, documents, tokens), vocab_size, pre_tokenizer, special_tokens
-    )
-    with run.shard("tokenizer") as directory:
-        storage.write_atomic(storage.join(directory, "tokenizer.json"), tokenizer_json)
-    tokenizer = TextTokenizer(tokenizer_json)
-    return {"vocab_size": tokenizer.vocab_size, "digest": tokenizer.digest}
+    content = train(_texts(run, documents, tokens), vocab_size, pre_tokenizer, special_tokens)
+    return _write(run, content, TextTokenizer(content))
 
 
 def check_size(documents: Documents, tokens: int | None) -> None:
@@ -203,7 +195,10 @@ def byte_tokenizer(run: StepContext) -> Result:
     from data.tokenizer.text_tokenizer import TextTokenizer
 
     content = byte_tokenizer_json()
+    return _write(run, content, TextTokenizer(content))
+
+
+def _write(run: StepContext, content: bytes, loaded: TextTokenizer) -> Result:
     with run.shard("tokenizer") as directory:
-        storage.write_atomic(storage.join(directory, "tokenizer.json"), content)
-    tokenizer = TextTokenizer(content)
-    return {"vocab_size": tokenizer.vocab_size, "digest": tokenizer.digest}
+        storage.write_atomic(storage.join(directory, _FILE), content)
+    return {"vocab_size": loaded.vocab_size, "digest": loaded.digest}

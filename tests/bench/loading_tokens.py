@@ -34,7 +34,7 @@ def prepare(work: Path, corpus: Path, synthetic: int) -> None:
         return
     if record.exists():
         raise SystemExit(f"{work} has other tokens than {made_of}; give another --work")
-    tokenizer = TextTokenizer((corpus / "tokenizer.json").read_bytes(), parallel=True)
+    tokenizer = TextTokenizer((corpus / "tokenizer.json").read_bytes())
     vocab, eos = (_VOCAB, 0) if synthetic else (tokenizer.vocab_size, tokenizer.eos_id)
     batches = _random(synthetic) if synthetic else _encoded(corpus, tokenizer)
     shards = []
