@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from data.prepare.items import DocumentItem
-from data.prepare.write import DocumentWriter
+from data.prepare.items import DocumentItem, DocumentWriter
 from data.read.retry import redact
 from data.read.unit import Unit
 from data.read.values import most_tokens_of
@@ -47,12 +46,14 @@ _Call = Callable[[Function, pa.RecordBatch, pa.Schema, _Where], _Answer]
 
 def map_shard(directory: str, work: tuple[DocumentItem, Function]) -> dict[str, Any]:
     """Shard writer: what the function makes of each document of the item."""
-    return _write(directory, *work, _made_batch if work[1].batched else _made_each)
+    each = functools.partial(_one_by_one, _made)
+    return _write(directory, *work, _made_batch if work[1].batched else each)
 
 
 def filter_shard(directory: str, work: tuple[DocumentItem, Function]) -> dict[str, Any]:
     """Shard writer: the documents of the item that all functions keep."""
-    return _write(directory, *work, _decided_batch if work[1].batched else _decided_each)
+    each = functools.partial(_one_by_one, _decided)
+    return _write(directory, *work, _decided_batch if work[1].batched else each)
 
 
 def _write(directory: str, item: DocumentItem, function: Function, call: _Call) -> dict[str, Any]:
@@ -100,14 +101,6 @@ def _with_columns(schema: pa.Schema, columns: Iterable[tuple[str, str]]) -> pa.S
         index = schema.get_field_index(name)
         schema = schema.append(field) if index < 0 else schema.set(index, field)
     return schema
-
-
-def _made_each(*asked: Any) -> _Answer:
-    return _one_by_one(_made, *asked)
-
-
-def _decided_each(*asked: Any) -> _Answer:
-    return _one_by_one(_decided, *asked)
 
 
 def _one_by_one(

@@ -17,10 +17,9 @@ import numpy as np
 import pyarrow as pa
 
 from data.arrays import load_array, save_array
-from data.prepare.items import DocumentItem, read_documents
+from data.prepare.items import DocumentItem, DocumentWriter, read_documents
 from data.prepare.ngrams import Hits, Table, find_hits, make_table
 from data.prepare.words import words
-from data.prepare.write import DocumentWriter
 from data.read.parquet_table import read_table
 from pipeline.store import storage
 

@@ -16,9 +16,8 @@ from data.arrays import load_array, save_array
 from data.prepare.band_file import read_band, write_bands
 from data.prepare.clusters import clusters, forest, item_and_row, keepers, matches, place_of
 from data.prepare.comparison import Comparison
-from data.prepare.items import DocumentItem, read_documents
+from data.prepare.items import DocumentItem, DocumentWriter, read_documents
 from data.prepare.minhash import band_hashes, signatures
-from data.prepare.write import DocumentWriter
 from data.read.parquet_table import TableWriter, read_table
 from data.select.document_hash import document_hash, text_hash
 from data.select.split_writer import COLUMNS

@@ -20,7 +20,7 @@ def documents_result(
     documents: Documents | str,
     **more: Any,
 ) -> Result:
-    """The result of a step whose shards `data.prepare.write.DocumentWriter` wrote.
+    """The result of a step whose shards `data.prepare.items.DocumentWriter` wrote.
 
     `documents_seen` is the sum of `documents_kept` and of `dropped`, the number of documents by
     reason, unless a map made several of one; `tokens_seen` likewise of `tokens_kept` and
@@ -94,7 +94,7 @@ def _columns(shards: list[Shard]) -> dict[str, str]:
 
 
 def _examples(run: StepContext, shards: list[Shard]) -> dict[str, list[dict[str, str]]]:
-    from data.prepare.write import EXAMPLES, MOST_EXAMPLES
+    from data.prepare.items import EXAMPLES, MOST_EXAMPLES
 
     found: dict[str, list[dict[str, str]]] = {}
     for shard in [s for s in shards if any(f.path == EXAMPLES for f in s.files)][:_LOOKED_AT]:

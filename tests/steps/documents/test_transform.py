@@ -290,8 +290,7 @@ def shout(run, documents: Documents):
 
 
 def shout_shard(directory, item):
-    from data.prepare.items import read_documents
-    from data.prepare.write import DocumentWriter
+    from data.prepare.items import DocumentWriter, read_documents
 
     with DocumentWriter(directory) as out:
         for split, batch in read_documents(item):
