@@ -6,10 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
-_ROLES = {
-    **{role: role for role in ("system", "user", "assistant")},
-    **{"human": "user", "gpt": "assistant"},
-}
+_ROLES = {"system": "system", "user": "user", "assistant": "assistant"}
+_ROLES |= {"human": "user", "gpt": "assistant"}  # of ShareGPT
 
 
 class Message(NamedTuple):

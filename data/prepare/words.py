@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from data.read.values import text_bytes, text_offsets
+from data.read.values import neighbours, text_bytes, text_offsets
 
 _DROPPED, _LETTER, _ALONE, _SPACE = range(4)
 _NAMED = 0x20000  # code points from here to the end of the table are Han
@@ -71,12 +71,8 @@ def batches_of_words(texts: pa.Array) -> Iterator[tuple[int, int, Words]]:
     Together they have about 512 KiB of text. `Words.text` counts from the first one. The texts are
     a string array without nulls.
     """
-    offsets, begin = text_offsets(texts), 0
-    while begin < len(texts):
-        end = int(np.searchsorted(offsets, offsets[begin] + _AT_ONCE, side="right")) - 1
-        end = min(max(end, begin + 1), len(texts))
+    for begin, end in neighbours(text_offsets(texts), _AT_ONCE):
         yield begin, end, words(texts.slice(begin, end - begin))
-        begin = end
 
 
 def words(texts: pa.Array) -> Words:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import random
 import re
@@ -169,21 +170,18 @@ def check_size(documents: Documents, tokens: int | None) -> None:
 def _texts(run: StepContext, documents: Documents, tokens: int | None) -> Iterator[list[str]]:
     from data.read.parquet_table import read_table
 
-    files = [file for _, file in documents.files(TRAIN)]
+    files, most = [file for _, file in documents.files(TRAIN)], math.inf
     if tokens is not None:
+        most = tokens
         # A sample is in the order of its source, and the start of a source may not be typical.
         random.Random(0).shuffle(files)
     read = 0
     for index, file in enumerate(files):
         for batch in read_table(file, ("text", "token_count")):
-            texts = batch.column("text").to_pylist()
-            if tokens is None:
-                yield texts
-                continue
-            before = itertools.accumulate(batch.column("token_count").to_pylist(), initial=read)
-            *starts, read = before
-            yield [t for t, start in zip(texts, starts, strict=True) if start < tokens]
-            if read >= tokens:
+            texts, counts = (batch.column(n).to_pylist() for n in ("text", "token_count"))
+            *starts, read = itertools.accumulate(counts, initial=read)
+            yield [t for t, start in zip(texts, starts, strict=True) if start < most]
+            if read >= most:
                 return
         run.progress(index + 1, len(files), "shards read")
 
