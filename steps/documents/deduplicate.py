@@ -111,8 +111,7 @@ def _compare(
     run: StepContext, places: list[str], documents: int, comparison: Comparison
 ) -> list[str]:
     """Directories with all edges, few enough for one task, or in one file."""
-    from data.prepare.band_file import SHARES
-    from data.prepare.duplicates import Share, compare_shard, merge_shard
+    from data.prepare.duplicates import SHARES, Share, compare_shard, merge_shard
 
     shares = 1
     while shares < min(SHARES, documents / AT_ONCE):

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from data.read.parquet_table import read_table
-from data.select import write_sample
+from data.select import duplicates, write_sample
 from data.select.document_hash import document_hash
 from pipeline.errors import StepFailed
 from pipeline.graph.step import as_node
@@ -207,6 +207,33 @@ UNIQUE = {"tokens": -1, "splits": HELD_OUT, "drop_duplicates": True}
 @pytest.fixture(scope="module")
 def whole(source, tmp_path_factory):
     return published(tmp_path_factory.mktemp("whole"), sample(source, **UNIQUE))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("unit", ["document", "row_group"])
+def test_a_large_sample_is_compared_in_shares_with_the_same_result(tmp_path, monkeypatch, unit):
+    """File by file; each document's hashes are read once, and nothing of it stays."""
+    source = write(tmp_path / "s", documents())
+    node = sample(source, tokens=-1, splits=HELD_OUT, unit=unit, drop_duplicates=True)
+    monkeypatch.setattr("data.read.unit.TOGETHER", 1)
+    whole = published(tmp_path / "whole", node)
+    assert len(whole.shards("sample/")) > 2
+    monkeypatch.setattr(duplicates, "AT_ONCE", 300)
+    read, real = [], write_sample.read_hashes
+
+    def counted(directory, split):
+        read.append((directory, split))
+        return real(directory, split)
+
+    monkeypatch.setattr(write_sample, "read_hashes", counted)
+    shared = published(tmp_path / "shared", node)
+    parts = [split for s in whole.shards("sample/") for split in s.result["splits"]]
+    assert len(read) == len(set(read)) == len(parts)
+    assert shared.manifest.content == whole.manifest.content
+    written = [[(s.name, s.files, s.result) for s in made.shards()] for made in (whole, shared)]
+    assert written[0] == written[1]
+    assert shared.result == whole.result
+    check_invariants(str(tmp_path / "shared"), finished=True)
 
 
 @pytest.mark.slow
