@@ -32,14 +32,10 @@ class Encoded(NamedTuple):
 
 
 class ChatEncoder:
-    """Encodes conversations by a chat template.
+    """Encodes conversations by a chat template; `end_id` ends an assistant's turn.
 
-    Attributes:
-        end_id: the id that ends an assistant's turn.
-
-    Raises:
-        InputError: see `ChatTemplate`; the tokenizer lacks a token that the template names, or no
-            special token ends the assistant's turn.
+    Refused where the tokenizer lacks a token that the template names, where no special token ends
+    the assistant's turn, and by `ChatTemplate`.
     """
 
     def __init__(self, tokenizer: TextTokenizer, source: str) -> None:

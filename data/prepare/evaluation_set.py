@@ -47,10 +47,7 @@ def source_items(source: str, columns: Sequence[str] = ()) -> Iterator[Item]:
         source: files, folders, a pattern (see `data/source.py`) of Parquet, JSON lines, or text.
         columns: names whose texts are compared, each by itself; "a.b" is the key b of a mapping a.
             Without them a row is a question, `context` and `choices`, each choice of which
-            continues the context; or it has a `text`.
-
-    Raises:
-        InputError: a row has none of the columns, or a file cannot be read.
+            continues the context; or it has a `text`. A row with none of them is refused.
     """
     for url, known in find_files(source):
         state = known or file_state(url)

@@ -54,9 +54,7 @@ _COMPARED = 256 << 10  # bytes of documents that are compared, and most characte
 class OracleEncoder:
     """The `tokenizers` library, set to encode special tokens in a text as ordinary text.
 
-    Args:
-        guard: tokenizer for texts that contain one of `names`; None if `tokenizer` needs none.
-        names: special tokens that the model of `tokenizer` would produce despite the setting.
+    `guard` is for texts with one of `names`, which the model would produce despite the setting.
     """
 
     name = "tokenizers"
@@ -104,11 +102,7 @@ class FastEncoder:
 
 
 def fast_encoder(content: bytes, backend: Backend, *, parallel: bool = False) -> FastEncoder | None:
-    """The fast back end for a tokenizer, or None if the oracle encodes everything.
-
-    Raises:
-        InputError: `backend` is "fastokens", which is not installed or cannot read this tokenizer.
-    """
+    """The fast back end; None if it cannot be used, which is an error where it was asked for."""
     if backend == "tokenizers":
         return None
     if unknown := unknown_part(json.loads(content)):
@@ -128,20 +122,15 @@ def fast_encoder(content: bytes, backend: Backend, *, parallel: bool = False) ->
 
 
 class CheckedEncoder:
-    """Encodes documents with the fast back end, if any, unless it gave wrong ids or failed.
-
-    Attributes:
-        difference: why the oracle encodes everything from here on; None if it does not.
-        by_oracle: number of documents that only the oracle may encode.
-    """
+    """Encodes documents with the fast back end, if any, unless it gave wrong ids or failed."""
 
     def __init__(
         self, oracle: OracleEncoder, fast: FastEncoder | None = None, *, added: Sequence[str] = ()
     ) -> None:
         self._oracle, self._fast = oracle, fast
         self._added = tuple(text.encode("utf-8") for text in added)
-        self.by_oracle = 0
-        self.difference: str | None = None
+        self.by_oracle = 0  # documents that only the oracle may encode
+        self.difference: str | None = None  # why it encodes everything from here on
 
     @property
     def is_fast(self) -> bool:

@@ -140,11 +140,7 @@ class TextTokenizer:
     """A tokenizer with an EOS token, from the bytes of its `tokenizer.json`.
 
     The constructor tests the tokenizer; `data.tokenizer.tokenizer_file` lists what is accepted.
-
-    Attributes:
-        content: the file as other libraries read it, without this project's own fields.
-        bos_id: the id that begins a document; EOS where the tokenizer has no other.
-        eos_id: the id that ends a document.
+    `content` is the file as other libraries read it, without this project's own fields.
     """
 
     def __init__(self, content: bytes) -> None:

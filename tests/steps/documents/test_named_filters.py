@@ -12,8 +12,7 @@ from data.prepare.filters import C4Quality, FineWebQuality, GopherQuality, Gophe
 from data.read.unit import Fields
 from pipeline.graph.step import as_node
 from steps.documents.transform import filter_documents
-from tests.data.prepare.filter_documents import BLOCKED, TEXTS, URLS
-from tests.data.prepare.filter_oracle import theirs
+from tests.data.prepare.filter_documents import BLOCKED, TEXTS, URLS, theirs
 from tests.steps.documents.test_sample import published
 
 pytestmark = pytest.mark.slow  # spaCy takes seconds to import
