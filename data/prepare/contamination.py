@@ -16,13 +16,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from data.arrays import load_array, save_array
 from data.prepare.items import DocumentItem, DocumentWriter, read_documents
 from data.prepare.ngrams import Hits, Table, find_hits, make_table
 from data.prepare.words import words
 from data.read.parquet_table import read_table
 from pipeline.store import storage
 
+_TABLE = "table.npz"
 CUT = "cut into too many pieces"
 SHORT = "left too short"
 _EXAMPLES = 3  # of an evaluation set in one shard
@@ -40,18 +40,16 @@ def table_shard(directory: str, work: tuple[Mapping[str, str], int, int]) -> Map
     """Shard writer: the n-grams of all evaluation sets, of which it gets the URLs of the texts."""
     files, ngram, least = work
     table, counts = make_table({name: read_table(f) for name, f in files.items()}, ngram, least)
-    arrays = {**vars(table), "lengths": np.array(table.lengths, np.int64)}
-    for name in ("hashes", "owners", "lengths"):
-        save_array(storage.join(directory, f"{name}.npy"), arrays[name])
+    with storage.open_write(storage.join(directory, _TABLE)) as file:
+        np.savez(file, lengths=table.lengths, hashes=table.hashes, owners=table.owners)
     return {"sets": {name: count._asdict() for name, count in counts.items()}}
 
 
 @functools.lru_cache(1)
 def _table(directory: str) -> Table:
-    names = ("hashes", "owners", "lengths")
-    files = [storage.join(directory, f"{name}.npy") for name in names]
-    hashes, owners, lengths = map(load_array, files)
-    return Table(tuple(lengths.tolist()), hashes, owners)
+    with storage.open_read(storage.join(directory, _TABLE)) as file:
+        saved = np.load(file, allow_pickle=False)
+        return Table(tuple(saved["lengths"].tolist()), saved["hashes"], saved["owners"])
 
 
 def clean_shard(
