@@ -2,8 +2,8 @@
 
 from data.prepare.comparison import NearDuplicates as NearDuplicates
 from data.prepare.items import DocumentItem as DocumentItem
+from data.prepare.items import DocumentWriter as DocumentWriter
 from data.prepare.items import read_documents as read_documents
-from data.prepare.write import DocumentWriter as DocumentWriter
 from data.read.unit import Fields as Fields
 from steps.artifacts import Checkpoint as Checkpoint
 from steps.artifacts import Completions as Completions

@@ -32,14 +32,10 @@ class Encoded(NamedTuple):
 
 
 class ChatEncoder:
-    """Encodes conversations by a chat template.
+    """Encodes conversations by a chat template; `end_id` ends an assistant's turn.
 
-    Attributes:
-        end_id: the id that ends an assistant's turn.
-
-    Raises:
-        InputError: see `ChatTemplate`; the tokenizer lacks a token that the template names, or no
-            special token ends the assistant's turn.
+    Refused where the tokenizer lacks a token that the template names, where no special token ends
+    the assistant's turn, and by `ChatTemplate`.
     """
 
     def __init__(self, tokenizer: TextTokenizer, source: str) -> None:
@@ -73,11 +69,8 @@ class ChatEncoder:
 
     def encode_rendered(self, rendered: Sequence[str]) -> list[Encoded]:
         """Ids and loss masks of conversations that the template rendered."""
-        texts, spans = [], []
-        for each in rendered:
-            text, predicted = self._aliased_text(each)
-            texts.append(text)
-            spans.append(predicted)
+        pairs = [self._aliased_text(each) for each in rendered]
+        texts, spans = [text for text, _ in pairs], [predicted for _, predicted in pairs]
         encodings = self._library.encode_batch(texts, add_special_tokens=False)
         found = []
         for encoding, predicted in zip(encodings, spans, strict=True):
@@ -114,17 +107,17 @@ def _alias(index: int) -> str:
 def _aliased(description: dict[str, Any], special: Sequence[str]) -> bytes:
     """The tokenizer.json with special token i named `_alias(i)`, and nothing inserted."""
     names = {name: _alias(index) for index, name in enumerate(special)}
+
+    def renamed(name: str) -> str:
+        return names.get(name, name)
+
     model = dict(description["model"])
-    entries = model["vocab"]
-    if isinstance(entries, dict):
-        model["vocab"] = {names.get(piece, piece): index for piece, index in entries.items()}
+    if isinstance(entries := model["vocab"], dict):
+        model["vocab"] = {renamed(piece): index for piece, index in entries.items()}
     else:
-        model["vocab"] = [[names.get(piece, piece), score] for piece, score in entries]
+        model["vocab"] = [[renamed(piece), score] for piece, score in entries]
     if isinstance(unknown := model.get("unk_token"), str):
-        model["unk_token"] = names.get(unknown, unknown)
-    added = [
-        {**token, "content": names.get(token["content"], token["content"])}
-        for token in description["added_tokens"]
-    ]
+        model["unk_token"] = renamed(unknown)
+    added = [{**t, "content": renamed(t["content"])} for t in description["added_tokens"]]
     changed = {"model": model, "added_tokens": added, "post_processor": None}
     return json.dumps({**description, **changed}).encode("utf-8")

@@ -6,10 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
-_ROLES = {
-    **{role: role for role in ("system", "user", "assistant")},
-    **{"human": "user", "gpt": "assistant"},
-}
+_ROLES = {"system": "system", "user": "user", "assistant": "assistant"}
+_ROLES |= {"human": "user", "gpt": "assistant"}  # of ShareGPT
 
 
 class Message(NamedTuple):
@@ -33,7 +31,6 @@ class Messages:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The columns that every row has."""
         return (self.column,)
 
     def read(self, row: Mapping[str, Any]) -> list[Message]:
@@ -58,7 +55,6 @@ class Exchange:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The columns that every row has."""
         named = (self.instruction, self.response, self.input, self.system)
         return tuple(name for name in named if name is not None)
 

@@ -47,11 +47,10 @@ def pack_rows(conversations: Sequence[Encoded], length: int, vocab_size: int) ->
     """Rows int64 [row, length] of conversations of at most `length` tokens each."""
     at, begins = places(conversations, length)
     rows = np.full((int(at.max(initial=-1)) + 1, length), vocab_size, np.int64)
-    filled = np.zeros(len(rows), np.int64)
     for (ids, predicted), row, begin in zip(conversations, at, begins.tolist(), strict=True):
         rows[row, begin : begin + len(ids)] = np.where(predicted, ids, ids + vocab_size)
         rows[row, begin] = ids[0] + 2 * vocab_size
-        filled[row] += len(ids)
+    filled = np.bincount(at, [len(each.ids) for each in conversations], len(rows)).astype(int)
     padded = np.flatnonzero(filled < length)
     rows[padded, filled[padded]] += vocab_size
     return rows

@@ -15,8 +15,7 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import jinja2
 from jinja2 import nodes
@@ -42,16 +41,19 @@ class ChatTemplate:
     """
 
     def __init__(self, source: str, special: Sequence[str], bos: str, eos: str) -> None:
-        self.source = source
         self._named = {"bos_token": bos, "eos_token": eos}
         ordered = sorted(special, key=len, reverse=True)  # the longest first, as the library does
         self._special = re.compile("|".join(map(re.escape, ordered)) or "(?!)")
         self.special = tuple(special)
         self._index = {name: index for index, name in enumerate(special)}
+        self._pattern = re.compile(
+            f"{HIDDEN}(?P<hidden>[0-9]+){HIDDEN}|{BEGIN}|{END}|{self._special.pattern}"
+        )
         self._has_blocks = bool(_BLOCKS.search(source))
         try:
             self._template = _environment().from_string(source, {"raise_exception": _raise})
-            if not _without_ends(self.render(PROBE)).startswith(self.prompt(PROBE[:-1])):
+            whole = re.sub(f"[{BEGIN}{END}]", "", self.render(PROBE))
+            if not whole.startswith(self.prompt(PROBE[:-1])):
                 raise ValueError(
                     "its generation prompt is not how it begins an assistant's message, so a "
                     "model would be asked another text than it was trained on"
@@ -65,7 +67,7 @@ class ChatTemplate:
 
     def render(self, messages: Conversation) -> str:
         """The text of a conversation with marks. Raises `ValueError` with what is wrong with it."""
-        hidden = self._hide_all(messages)
+        hidden = self._hidden(messages)
         text = self._render(hidden)
         if not self._has_blocks:
             text = self._mark_by_prefixes(hidden, text)
@@ -75,16 +77,17 @@ class ChatTemplate:
 
     def prompt(self, messages: Conversation) -> str:
         """The text before the assistant's next message, with the same marks."""
-        return self._render(self._hide_all(messages), add_generation_prompt=True)
+        return self._render(self._hidden(messages), add_generation_prompt=True)
 
-    def _hide_all(self, messages: Conversation) -> list[Message]:
-        return [Message(role, self._hide(content)) for role, content in messages]
+    def _hidden(self, messages: Conversation) -> list[Message]:
+        """The messages with marks in place of the special tokens that they spell out."""
 
-    def _hide(self, content: str) -> str:
-        """The content with marks in place of the special tokens that it spells out."""
-        if found := _MARKS.search(content):
-            raise ValueError(f"a message has the noncharacter U+{ord(found[0]):04X}")
-        return self._special.sub(lambda m: f"{HIDDEN}{self._index[m[0]]}{HIDDEN}", content)
+        def hide(content: str) -> str:
+            if found := _MARKS.search(content):
+                raise ValueError(f"a message has the noncharacter U+{ord(found[0]):04X}")
+            return self._special.sub(lambda m: f"{HIDDEN}{self._index[m[0]]}{HIDDEN}", content)
+
+        return [Message(role, hide(content)) for role, content in messages]
 
     def _render(self, messages: Conversation, *, add_generation_prompt: bool = False) -> str:
         try:
@@ -130,27 +133,12 @@ class ChatTemplate:
         at = 0
         for match in self._pattern.finditer(text):
             found += [(text[at : match.start()], None)] if match.start() > at else []
-            hidden = match.group("hidden")
-            if hidden is not None:
-                found.append((self._names[int(hidden)], None))
+            if hidden := match["hidden"]:
+                found.append((self.special[int(hidden)], None))
             else:
                 found.append((match[0], self._index.get(match[0])))
             at = match.end()
         return [*found, (text[at:], None)]
-
-    @functools.cached_property
-    def _pattern(self) -> re.Pattern[str]:
-        return re.compile(
-            f"{HIDDEN}(?P<hidden>[0-9]+){HIDDEN}|{BEGIN}|{END}|{self._special.pattern}"
-        )
-
-    @functools.cached_property
-    def _names(self) -> list[str]:
-        return list(self._index)
-
-
-def _without_ends(text: str) -> str:
-    return text.replace(BEGIN, "").replace(END, "")
 
 
 class _Generation(Extension):
@@ -173,13 +161,8 @@ def _environment() -> ImmutableSandboxedEnvironment:
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
     )
-    environment.filters["tojson"] = _to_json
+    environment.filters["tojson"] = functools.partial(json.dumps, ensure_ascii=False)
     return environment
-
-
-def _to_json(value: Any, **options: Any) -> str:
-    kept: Mapping[str, Any] = {"ensure_ascii": False, **options}
-    return json.dumps(value, **kept)
 
 
 def _raise(message: str) -> None:

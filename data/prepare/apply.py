@@ -11,12 +11,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from data.prepare.items import DocumentItem
-from data.prepare.write import DocumentWriter
+from data.prepare.items import DocumentItem, DocumentWriter
 from data.read.retry import redact
 from data.read.unit import Unit
 from data.read.values import most_tokens_of
-from data.read.work_units import INVALID, NULL, read_units
+from data.read.work_units import read_units
 from data.select.split_writer import COLUMNS
 from data.select.write_sample import EMPTY_TEXT
 from pipeline.errors import InputError
@@ -25,23 +24,12 @@ Document = dict[str, Any]
 
 
 class Function(NamedTuple):
-    """A user's functions and how to call them.
+    """A user's functions and how to call them."""
 
-    Attributes:
-        calls: one function for a map; for a filter those that are asked in turn.
-        columns: (name, Arrow type) of the columns that they add or whose type they change.
-        batched: they take a `pa.RecordBatch`.
-        skip_failed: count documents with which one raises an error instead of refusing them.
-    """
-
-    calls: tuple[Callable[..., Any], ...]
-    columns: tuple[tuple[str, str], ...] = ()
-    batched: bool = False
-    skip_failed: bool = False
-
-
-class _Dropped(NamedTuple):
-    reason: str
+    calls: tuple[Callable[..., Any], ...]  # one for a map; for a filter those asked in turn
+    columns: tuple[tuple[str, str], ...] = ()  # (name, Arrow type) of those that they add or change
+    batched: bool = False  # they take a `pa.RecordBatch`
+    skip_failed: bool = False  # count documents with which one raises an error
 
 
 def name_of(function: Any) -> str:
@@ -51,20 +39,21 @@ def name_of(function: Any) -> str:
     return getattr(function, "__qualname__", type(function).__qualname__)
 
 
-def map_item(directory: str, item: DocumentItem, function: Function) -> dict[str, Any]:
-    """Write what the function makes of each document; the result of the shard."""
-    make = _batch_maker(function) if function.batched else _each(_made, function)
-    return _write(directory, item, function, make)
-
-
-def filter_item(directory: str, item: DocumentItem, function: Function) -> dict[str, Any]:
-    """Write the documents that all functions keep; the result of the shard."""
-    decide = _batch_filter(function) if function.batched else _each(_decided, function)
-    return _write(directory, item, function, decide)
-
-
+_Where = Callable[[int], str]  # where the document of a row is, for messages
 _Answer = tuple[pa.RecordBatch, Mapping[str, pa.RecordBatch]]  # what is kept, and dropped by reason
-_Call = Callable[[pa.RecordBatch, pa.Schema, Callable[[int], str]], _Answer]
+_Call = Callable[[Function, pa.RecordBatch, pa.Schema, _Where], _Answer]
+
+
+def map_shard(directory: str, work: tuple[DocumentItem, Function]) -> dict[str, Any]:
+    """Shard writer: what the function makes of each document of the item."""
+    each = functools.partial(_one_by_one, _made)
+    return _write(directory, *work, _made_batch if work[1].batched else each)
+
+
+def filter_shard(directory: str, work: tuple[DocumentItem, Function]) -> dict[str, Any]:
+    """Shard writer: the documents of the item that all functions keep."""
+    each = functools.partial(_one_by_one, _decided)
+    return _write(directory, *work, _decided_batch if work[1].batched else each)
 
 
 def _write(directory: str, item: DocumentItem, function: Function, call: _Call) -> dict[str, Any]:
@@ -72,21 +61,20 @@ def _write(directory: str, item: DocumentItem, function: Function, call: _Call) 
     with DocumentWriter(directory) as out:
         for split, batch, place in _located(item, tally):
             out.read(batch)
-            kept, dropped = call(batch, _with_columns(batch.schema, function.columns), place)
+            schema = _with_columns(batch.schema, function.columns)
+            kept, dropped = call(function, batch, schema, place)
             for reason in sorted(dropped):
                 out.drop(reason, dropped[reason])
             empty = np.array([not text.strip() for text in kept.column("text").to_pylist()], bool)
             out.drop(EMPTY_TEXT, kept.filter(pa.array(empty)))
             out.write(split, kept.filter(pa.array(~empty)) if empty.any() else kept)
-        for reason in (NULL, INVALID):
-            out.skip(reason, tally[reason])
+        out.skip(tally)
     return out.result
 
 
 def _located(
     item: DocumentItem, tally: Counter[str]
-) -> Iterator[tuple[str, pa.RecordBatch, Callable[[int], str]]]:
-    """(split, rows, where the document of a row is) of an item."""
+) -> Iterator[tuple[str, pa.RecordBatch, _Where]]:
     for split, units in item.parts:
         # Text files share batches.
         each = [units] if units[0].kind == "text" else [(unit,) for unit in units]
@@ -115,40 +103,44 @@ def _with_columns(schema: pa.Schema, columns: Iterable[tuple[str, str]]) -> pa.S
     return schema
 
 
-def _each(
-    answer: Callable[[Function, Document], list[Document] | _Dropped], function: Function
-) -> _Call:
-    """Calls a function with one document after the other."""
-
-    def call(batch: pa.RecordBatch, schema: pa.Schema, place: Callable[[int], str]) -> _Answer:
-        kept: list[Document] = []
-        dropped: dict[str, list[int]] = defaultdict(list)
-        for row, document in enumerate(batch.to_pylist()):
-            try:
-                answered = answer(function, document)
-            except _Failed as error:
-                if not function.skip_failed:
-                    raise InputError(
-                        f"{place(row)}: {error}; repair the document or the function, or leave "
-                        "such documents out with skip_failed=True"
-                    ) from error.__cause__
-                answered = _Dropped(str(error.kind))
-            except TypeError as error:
-                raise InputError(f"{place(row)}: {error}") from error
-            if isinstance(answered, _Dropped):
-                dropped[answered.reason].append(row)
-            else:
-                kept += answered
-        return _table(kept, schema, place), {
-            reason: batch.take(pa.array(rows)) for reason, rows in dropped.items()
-        }
-
-    return call
+def _one_by_one(
+    answer: Callable[[Function, Document], list[Document] | str],
+    function: Function,
+    batch: pa.RecordBatch,
+    schema: pa.Schema,
+    place: _Where,
+) -> _Answer:
+    """Ask a function about one document after the other: it makes some of it, or has a reason."""
+    kept: list[Document] = []
+    dropped: dict[str, list[int]] = defaultdict(list)
+    for row, document in enumerate(batch.to_pylist()):
+        try:
+            answered = answer(function, document)
+        except _Failed as error:
+            if not function.skip_failed:
+                raise InputError(
+                    f"{place(row)}: {error}; repair the document or the function, or leave "
+                    "such documents out with skip_failed=True"
+                ) from error.__cause__
+            answered = error.kind
+        except TypeError as error:
+            raise InputError(f"{place(row)}: {error}") from error
+        if isinstance(answered, str):
+            dropped[answered].append(row)
+        else:
+            kept += answered
+    try:
+        made = pa.RecordBatch.from_pylist(kept, schema)
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+        raise InputError(
+            f"{place(0)} and after it: expected columns of the types {_shown(schema)}, found "
+            f"{str(error).splitlines()[0]}; return values of these types, or name others with "
+            "columns="
+        ) from error
+    return made, {reason: batch.take(pa.array(rows)) for reason, rows in dropped.items()}
 
 
 class _Failed(Exception):
-    """A user's function raised an error with one document."""
-
     def __init__(self, function: Any, error: Exception, document: Document) -> None:
         self.kind = f"failed with {type(error).__name__}"
         lines = str(error).strip().splitlines() or [""]
@@ -177,7 +169,7 @@ def _called(function: Callable[..., Any], document: Document) -> Any:
         raise _Failed(function, error, document) from error
 
 
-def _made(function: Function, document: Document) -> list[Document] | _Dropped:
+def _made(function: Function, document: Document) -> list[Document] | str:
     (call,) = function.calls
     answer = _called(call, document)
     if isinstance(answer, str | Mapping):
@@ -189,7 +181,7 @@ def _made(function: Function, document: Document) -> list[Document] | _Dropped:
             "of these (an empty one drops the document)"
         )
     if not answer:
-        return _Dropped(name_of(call))
+        return name_of(call)
     made = [_changed(call, function, document, each) for each in answer]
     for number, each in enumerate(made):
         if len(made) > 1 and each["id"] == document["id"]:
@@ -197,13 +189,13 @@ def _made(function: Function, document: Document) -> list[Document] | _Dropped:
     return made
 
 
-def _decided(function: Function, document: Document) -> list[Document] | _Dropped:
+def _decided(function: Function, document: Document) -> list[Document] | str:
     for call in function.calls:
         answer = _called(call, document)
         if isinstance(answer, np.bool_):
             answer = bool(answer)
         if answer is False or (isinstance(answer, str) and answer):
-            return _Dropped(answer or name_of(call))
+            return answer or name_of(call)
         if isinstance(answer, Mapping):
             document = _changed(call, function, document, answer)
         elif answer is not True:
@@ -250,22 +242,11 @@ def _changed(call: Any, function: Function, document: Document, answer: Any) -> 
     return made
 
 
-def _table(rows: list[Document], schema: pa.Schema, place: Callable[[int], str]) -> pa.RecordBatch:
-    try:
-        return pa.RecordBatch.from_pylist(rows, schema)
-    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
-        raise InputError(
-            f"{place(0)} and after it: expected columns of the types {_shown(schema)}, found "
-            f"{str(error).splitlines()[0]}; return values of these types, or name others with "
-            "columns="
-        ) from error
-
-
 def _shown(schema: pa.Schema) -> str:
     return ", ".join(f"{field.name} {field.type}" for field in schema)
 
 
-def _answer(call: Callable[..., Any], batch: pa.RecordBatch, place: Callable[[int], str]) -> Any:
+def _answer(call: Callable[..., Any], batch: pa.RecordBatch, place: _Where) -> Any:
     try:
         return call(batch)
     except (InputError, MemoryError, OSError):
@@ -277,68 +258,63 @@ def _answer(call: Callable[..., Any], batch: pa.RecordBatch, place: Callable[[in
         ) from error
 
 
-def _batch_maker(function: Function) -> _Call:
+def _made_batch(
+    function: Function, batch: pa.RecordBatch, schema: pa.Schema, place: _Where
+) -> _Answer:
     (call,) = function.calls
+    answer = _answer(call, batch, place)
+    found = answer.schema.names if isinstance(answer, pa.RecordBatch | pa.Table) else None
+    if found is None or sorted(found) != sorted(schema.names):
+        raise InputError(
+            f"{name_of(call)} returned {found or type(answer).__name__}; expected a "
+            f"pyarrow.RecordBatch with the columns {', '.join(schema.names)}"
+        )
+    table = answer if isinstance(answer, pa.Table) else pa.Table.from_batches([answer])
+    try:
+        kept = table.select(schema.names).cast(schema).combine_chunks().to_batches()
+    except (pa.ArrowException, ValueError) as error:
+        raise InputError(
+            f"{place(0)} and after it: {name_of(call)} returned columns of other types than "
+            f"{_shown(schema)} ({error}); name them with columns="
+        ) from error
+    if any(table.column(name).null_count for name in COLUMNS):
+        raise InputError(
+            f"{place(0)} and after it: {name_of(call)} returned a null in one of "
+            f"{', '.join(COLUMNS)}; leave the row out"
+        )
+    lost = np.isin(batch.column("id"), table.column("id"), invert=True)
+    dropped = batch.filter(pa.array(lost))
+    return kept[0] if kept else pa.RecordBatch.from_pylist([], schema), {name_of(call): dropped}
 
-    def made(batch: pa.RecordBatch, schema: pa.Schema, place: Callable[[int], str]) -> _Answer:
+
+def _decided_batch(
+    function: Function, batch: pa.RecordBatch, schema: pa.Schema, place: _Where
+) -> _Answer:
+    del schema
+    reasons: list[str | None] = [None] * batch.num_rows
+    for call in function.calls:
         answer = _answer(call, batch, place)
-        found = getattr(getattr(answer, "schema", None), "names", None)
-        if not isinstance(answer, pa.RecordBatch | pa.Table) or sorted(found or ()) != sorted(
-            schema.names
-        ):
+        values = answer.to_pylist() if hasattr(answer, "to_pylist") else answer
+        if isinstance(values, np.ndarray):
+            values = values.tolist()
+        known = (bool, str, type(None))
+        if not isinstance(values, list) or not all(isinstance(v, known) for v in values):
             raise InputError(
-                f"{name_of(call)} returned {found or type(answer).__name__}; expected a "
-                f"pyarrow.RecordBatch with the columns {', '.join(schema.names)}"
+                f"{place(0)} and after it: {name_of(call)} returned {values!r:.60}; expected a "
+                "list or an array of booleans, or of reasons and None"
             )
-        table = answer if isinstance(answer, pa.Table) else pa.Table.from_batches([answer])
-        try:
-            kept = table.select(schema.names).cast(schema).combine_chunks().to_batches()
-        except (pa.ArrowException, ValueError) as error:
+        if len(values) != batch.num_rows:
             raise InputError(
-                f"{place(0)} and after it: {name_of(call)} returned columns of other types than "
-                f"{_shown(schema)} ({error}); name them with columns="
-            ) from error
-        if any(table.column(name).null_count for name in COLUMNS):
-            raise InputError(
-                f"{place(0)} and after it: {name_of(call)} returned a null in one of "
-                f"{', '.join(COLUMNS)}; leave the row out"
+                f"{place(0)} and after it: {name_of(call)} returned {len(values)} answers for "
+                f"{batch.num_rows} documents; return one each"
             )
-        lost = np.isin(batch.column("id"), table.column("id"), invert=True)
-        dropped = batch.filter(pa.array(lost))
-        return kept[0] if kept else pa.RecordBatch.from_pylist([], schema), {name_of(call): dropped}
-
-    return made
-
-
-def _batch_filter(function: Function) -> _Call:
-    def decided(batch: pa.RecordBatch, schema: pa.Schema, place: Callable[[int], str]) -> _Answer:
-        del schema
-        reasons: list[str | None] = [None] * batch.num_rows
-        for call in function.calls:
-            answer = _answer(call, batch, place)
-            values = answer.to_pylist() if hasattr(answer, "to_pylist") else answer
-            if isinstance(values, np.ndarray):
-                values = values.tolist()
-            known = (bool, str, type(None))
-            if not isinstance(values, list) or not all(isinstance(v, known) for v in values):
-                raise InputError(
-                    f"{place(0)} and after it: {name_of(call)} returned {values!r:.60}; expected a "
-                    "list or an array of booleans, or of reasons and None"
-                )
-            if len(values) != batch.num_rows:
-                raise InputError(
-                    f"{place(0)} and after it: {name_of(call)} returned {len(values)} answers for "
-                    f"{batch.num_rows} documents; return one each"
-                )
-            for row, value in enumerate(values):
-                if value is False or value:
-                    reason = name_of(call) if value is False else value
-                    reasons[row] = reasons[row] or (None if reason is True else reason)
-        rows: dict[str | None, list[int]] = defaultdict(list)
-        for row, reason in enumerate(reasons):
-            rows[reason].append(row)
-        parts = {r: batch.take(pa.array(some, pa.int64())) for r, some in rows.items()}
-        kept = parts.pop(None, batch.slice(0, 0))
-        return kept, {str(reason): part for reason, part in parts.items()}
-
-    return decided
+        for row, value in enumerate(values):
+            if value is False or value:
+                reason = name_of(call) if value is False else value
+                reasons[row] = reasons[row] or (None if reason is True else reason)
+    rows: dict[str | None, list[int]] = defaultdict(list)
+    for row, reason in enumerate(reasons):
+        rows[reason].append(row)
+    parts = {r: batch.take(pa.array(some, pa.int64())) for r, some in rows.items()}
+    kept = parts.pop(None, batch.slice(0, 0))
+    return kept, {str(reason): part for reason, part in parts.items()}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -63,6 +63,25 @@ def features(
         ]
         found = np.unique(np.concatenate(pairs)).astype(np.int64)
         yield found >> bits, found & ((1 << bits) - 1), end - begin
+
+
+def buckets_of(texts: pa.Array, bits: int, ngrams: int) -> list[np.ndarray]:
+    """int32 buckets of every text, ascending and distinct."""
+    found: list[np.ndarray] = []
+    for text, bucket, count in features(texts, bits, ngrams):
+        ends = np.searchsorted(text, np.arange(1, count))
+        found += np.split(bucket.astype(np.int32), ends)
+    return found
+
+
+def feature_matrix(rows: list[np.ndarray], buckets: int) -> Any:
+    """csr_array [texts, buckets] of unit length, from the buckets of each text."""
+    from scipy.sparse import csr_array
+
+    sizes = np.array([len(row) for row in rows], np.int64)
+    values = np.repeat(1.0 / np.sqrt(np.maximum(sizes, 1)), sizes)
+    begins = np.concatenate([[0], np.cumsum(sizes)])
+    return csr_array((values, np.concatenate(rows), begins), shape=(len(rows), buckets))
 
 
 def encode(classifier: TextClassifier) -> bytes:

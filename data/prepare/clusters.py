@@ -37,26 +37,26 @@ def item_and_row(places: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def matches(keys: np.ndarray, places: np.ndarray) -> np.ndarray:
     """uint64 [2, edges]: from the lowest place with a key to every other place with it.
 
-    Args:
-        keys: uint64 [documents, words].
-        places: uint64 [documents].
+    Of uint64 [documents, words] and uint64 [documents].
     """
     some = repeated(keys[:, 0])
     keys, places = keys[some], places[some]
     order = np.lexsort((places, *keys.T[::-1]))
     keys, places = keys[order], places[order]
+    begins = _begins(keys)
+    later = begins != np.arange(len(keys))
+    return np.stack([places[begins[later]], places[later]])
+
+
+def _begins(keys: np.ndarray) -> np.ndarray:
+    """int64 [rows]: the first row of the run of equal rows in which each is."""
     new = np.ones(len(keys), bool)
     new[1:] = (keys[1:] != keys[:-1]).any(axis=1)
-    begins = np.maximum.accumulate(np.where(new, np.arange(len(keys)), 0))
-    return np.stack([places[begins[~new]], places[~new]])
+    return np.maximum.accumulate(np.where(new, np.arange(len(keys)), 0))
 
 
 def clusters(edges: np.ndarray) -> Clusters:
-    """The connected components of a graph.
-
-    Args:
-        edges: uint64 [2, edges], in any order and direction, repeated ones too.
-    """
+    """The connected components of a graph of uint64 [2, edges], in any order and direction."""
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components
 
@@ -79,17 +79,10 @@ def forest(edges: np.ndarray) -> np.ndarray:
 def keepers(found: Clusters, ranks: np.ndarray, hashes: np.ndarray) -> np.ndarray:
     """int64 [documents]: index of the document that is kept of each document's cluster.
 
-    It is the one of the lowest rank, then of the smallest hash, then of the lowest place.
-
-    Args:
-        ranks: [documents], of the splits.
-        hashes: uint64 [documents], see `data.select.document_hash`.
+    It is the one of the lowest rank (of its split), then of the smallest uint64 hash (see
+    `data.select.document_hash`), then of the lowest place.
     """
     order = np.lexsort((found.places, hashes, ranks, found.roots))
-    roots = found.roots[order]
-    new = np.ones(len(roots), bool)
-    new[1:] = roots[1:] != roots[:-1]
-    begins = np.maximum.accumulate(np.where(new, np.arange(len(roots)), 0))
     kept = np.empty(len(order), np.int64)
-    kept[order] = order[begins]
+    kept[order] = order[_begins(found.roots[order, None])]
     return kept

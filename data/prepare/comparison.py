@@ -44,19 +44,12 @@ class NearDuplicates:
 
 
 class Comparison(NamedTuple):
-    """What is compared, and how.
+    """What is compared, and how."""
 
-    Attributes:
-        near: None for equality.
-        by: the column.
-        ranks: of the splits; the document with the lowest rank is kept.
-        across: whether documents of different splits are compared.
-    """
-
-    near: NearDuplicates | None
-    by: str
-    ranks: Mapping[str, int]
-    across: bool
+    near: NearDuplicates | None  # None for equality
+    by: str  # the column
+    ranks: Mapping[str, int]  # of the splits; the document with the lowest one is kept
+    across: bool  # whether documents of different splits are compared
 
     @property
     def bands(self) -> int:

@@ -8,37 +8,82 @@ documents is not made, because what happens to a document would then depend on a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
-from data.prepare.ngrams import Hits
+from data.prepare.items import DocumentItem, DocumentWriter, read_documents
+from data.prepare.ngrams import Hits, Table, find_hits, make_table
 from data.prepare.words import words
+from data.read.parquet_table import read_table
+from pipeline.store import storage
 
+_TABLE = "table.npz"
 CUT = "cut into too many pieces"
 SHORT = "left too short"
 _EXAMPLES = 3  # of an evaluation set in one shard
 
 
 class Cut(NamedTuple):
-    """How spans are removed.
+    """How spans are removed."""
 
-    Attributes:
-        margin: characters to remove on either side of an n-gram; a word in which they end goes too.
-        least: characters of the shortest piece that is kept.
-        most: pieces of a document that is kept.
+    margin: int  # characters to remove on either side of an n-gram; words in which they end go too
+    least: int  # characters of the shortest piece that is kept
+    most: int  # pieces of a document that is kept
+
+
+def table_shard(directory: str, work: tuple[Mapping[str, str], int, int]) -> Mapping[str, Any]:
+    """Shard writer: the n-grams of all evaluation sets, of which it gets the URLs of the texts."""
+    files, ngram, least = work
+    table, counts = make_table({name: read_table(f) for name, f in files.items()}, ngram, least)
+    with storage.open_write(storage.join(directory, _TABLE)) as file:
+        np.savez(file, lengths=table.lengths, hashes=table.hashes, owners=table.owners)
+    return {"sets": {name: count._asdict() for name, count in counts.items()}}
+
+
+@functools.lru_cache(1)
+def _table(directory: str) -> Table:
+    with storage.open_read(storage.join(directory, _TABLE)) as file:
+        saved = np.load(file, allow_pickle=False)
+        return Table(tuple(saved["lengths"].tolist()), saved["hashes"], saved["owners"])
+
+
+def clean_shard(
+    directory: str, work: tuple[DocumentItem, str, Sequence[str], Cut | None]
+) -> Mapping[str, Any]:
+    """Shard writer: the item's documents without what the evaluation sets contain.
+
+    `work` has the directory of the table, the names of the sets, and how to cut; None drops.
     """
+    item, table, names, cut = work
+    tally, found = Counter[str](), dict[str, Any]()
+    counts = Counter[str](documents=0, pieces=0, tokens=0)
+    with DocumentWriter(directory) as out:
+        for split, batch in read_documents(item, tally):
+            hits = find_hits(_table(table), batch.column("text"))
+            count_hits(found, names, batch, hits)
+            if cut is None:
+                left, dropped = drop_documents(batch, hits, names)
+            else:
+                left, dropped = cut_documents(batch, hits, cut)
+            gone = {reason: batch.take(rows) for reason, rows in dropped.items()}
+            for reason, rows in gone.items():
+                out.drop(reason, rows)
+            out.write(split, left)
+            hit = len(set(hits.text.tolist()))
+            counts["documents"] += hit - sum(rows.num_rows for rows in gone.values())
+            counts["pieces"] += left.num_rows - (batch.num_rows - hit)
+            counts["tokens"] += _tokens(batch) - _tokens(left) - sum(map(_tokens, gone.values()))
+        out.skip(tally)
+    return {**out.result, "contamination": found, "cut": counts}
 
-    margin: int
-    least: int
-    most: int
 
-
-def overlap(name: str) -> str:
-    """The drop reason of a document whose first n-gram of an evaluation set is one of `name`."""
-    return f"contains text of {name}"
+def _tokens(batch: pa.RecordBatch) -> int:
+    return int(batch.column("token_count").to_numpy().sum())
 
 
 def pieces(text: str, begins: np.ndarray, ends: np.ndarray, margin: int) -> list[tuple[int, int]]:
@@ -46,30 +91,26 @@ def pieces(text: str, begins: np.ndarray, ends: np.ndarray, margin: int) -> list
 
     `begins` are ascending. Pieces have no white space at their ends and are not empty.
     """
-    found = words(pa.array([text], pa.string()))
+    inside = words(pa.array([text], pa.string()))
     left, last = 0, len(text)
     kept = []
     for begin, end in zip(
         np.maximum(begins - margin, 0), np.minimum(ends + margin, last), strict=True
     ):
-        inside = np.searchsorted(found.end, begin, side="right")  # first word that ends behind it
-        if inside < len(found.start):
-            begin = min(begin, found.start[inside])
-        inside = np.searchsorted(found.start, end, side="left") - 1  # last that begins before it
-        if inside >= 0:
-            end = max(end, found.end[inside])
+        word = np.searchsorted(inside.end, begin, side="right")  # first that ends behind it
+        if word < len(inside.start):
+            begin = min(begin, inside.start[word])
+        word = np.searchsorted(inside.start, end, side="left") - 1  # last that begins before it
+        if word >= 0:
+            end = max(end, inside.end[word])
         kept.append((left, int(begin)))
         left = max(left, int(end))
-    stripped = [_stripped(text, begin, end) for begin, end in (*kept, (left, last))]
-    return [(begin, end) for begin, end in stripped if begin < end]
-
-
-def _stripped(text: str, begin: int, end: int) -> tuple[int, int]:
-    while begin < end and text[begin].isspace():
-        begin += 1
-    while begin < end and text[end - 1].isspace():
-        end -= 1
-    return begin, end
+    found = []
+    for begin, end in (*kept, (left, last)):
+        if piece := text[begin:end].strip():
+            begin = text.index(piece, begin)
+            found.append((begin, begin + len(piece)))
+    return found
 
 
 def drop_documents(
@@ -79,7 +120,7 @@ def drop_documents(
     rows, first = np.unique(hits.text, return_index=True)
     dropped: dict[str, list[int]] = {}
     for row, owner in zip(rows.tolist(), hits.owner[first].tolist(), strict=True):
-        dropped.setdefault(overlap(names[owner]), []).append(row)
+        dropped.setdefault(f"contains text of {names[owner]}", []).append(row)
     kept = np.ones(batch.num_rows, bool)
     kept[rows] = False
     return batch.filter(pa.array(kept)), dropped
@@ -123,30 +164,20 @@ def cut_documents(
     return left, dropped
 
 
-class Overlaps:
-    """Counts of hits by evaluation set, with examples."""
-
-    def __init__(self, names: Sequence[str]) -> None:
-        self._names = names
-        self._found: dict[str, dict[str, Any]] = {}
-
-    def add(self, batch: pa.RecordBatch, hits: Hits) -> None:
-        """Count the hits of the documents of a batch."""
-        if not len(hits.text):
-            return
-        pairs = np.stack([hits.owner, hits.text])
-        pairs, first, count = np.unique(pairs, axis=1, return_index=True, return_counts=True)
-        for (owner, row), at, ngrams in zip(pairs.T.tolist(), first, count.tolist(), strict=True):
-            found = self._found.setdefault(
-                self._names[owner], {"documents": 0, "hits": 0, "examples": []}
-            )
-            found["documents"] += 1
-            found["hits"] += ngrams
-            if len(found["examples"]) < _EXAMPLES:
-                text = batch.column("text")[row].as_py()[hits.start[at] : hits.end[at]]
-                found["examples"].append({"id": batch.column("id")[row].as_py(), "text": text})
-
-    def result(self) -> dict[str, Any]:
-        """For each set with hits `documents`, `hits` (n-grams, each time that one occurs) and
-        `examples` of documents: id, and the text of the first n-gram."""
-        return self._found
+def count_hits(
+    found: dict[str, Any], names: Sequence[str], batch: pa.RecordBatch, hits: Hits
+) -> None:
+    """Add to `found`, for each evaluation set with hits in the documents of a batch, `documents`,
+    `hits` (n-grams, each time that one occurs) and `examples`: id, and the text of the first one.
+    """
+    if not len(hits.text):
+        return
+    pairs = np.stack([hits.owner, hits.text])
+    pairs, first, count = np.unique(pairs, axis=1, return_index=True, return_counts=True)
+    for (owner, row), at, ngrams in zip(pairs.T.tolist(), first, count.tolist(), strict=True):
+        own = found.setdefault(names[owner], {"documents": 0, "hits": 0, "examples": []})
+        own["documents"] += 1
+        own["hits"] += ngrams
+        if len(own["examples"]) < _EXAMPLES:
+            text = batch.column("text")[row].as_py()[hits.start[at] : hits.end[at]]
+            own["examples"].append({"id": batch.column("id")[row].as_py(), "text": text})

@@ -1,7 +1,6 @@
-"""The parts of deduplication: signs documents, compares a share of them, finds what to drop.
+"""The shard writers of `steps.deduplicate`: sign documents, compare a share of them, drop some.
 
-Each part is one task's. A document is named by its place: the number of its item, and its row in
-the item, over all splits.
+A document is named by its place: the number of its item, and its row in the item, over all splits.
 """
 
 from __future__ import annotations
@@ -14,14 +13,11 @@ import numpy as np
 import pyarrow as pa
 
 from data.arrays import load_array, save_array
-from data.prepare.band_file import read_band, write_bands
 from data.prepare.clusters import clusters, forest, item_and_row, keepers, matches, place_of
 from data.prepare.comparison import Comparison
-from data.prepare.items import DocumentItem, read_documents
+from data.prepare.items import DocumentItem, DocumentWriter, read_documents
 from data.prepare.minhash import band_hashes, signatures
-from data.prepare.write import DocumentWriter
 from data.read.parquet_table import TableWriter, read_table
-from data.read.work_units import INVALID, NULL
 from data.select.document_hash import document_hash, text_hash
 from data.select.split_writer import COLUMNS
 from pipeline.errors import InputError
@@ -31,6 +27,9 @@ from pipeline.store.parallel import concurrently, in_order
 DROPPED = "dropped.parquet"
 """Beside the documents of a shard: id and split of those that were dropped, and their keeper."""
 
+SHARES = 256
+"""Most shares of a band: one for each first byte of a key."""
+
 _DOCUMENTS, _BANDS, _EDGES = "documents.parquet", "bands", "edges.npy"
 _SIGNED = pa.schema([("id", pa.string()), ("rank", pa.int64())])
 _LOST = pa.schema([("row", pa.int64()), ("keeper", pa.string()), ("rank", pa.int64())])
@@ -38,25 +37,20 @@ _DROPPED = pa.schema([("id", pa.string()), ("keeper", pa.string()), ("split", pa
 
 
 class Share(NamedTuple):
-    """A share of some neighbouring bands of all documents.
+    """A share of some neighbouring bands of all documents."""
 
-    Attributes:
-        signed: directories that `sign` wrote, in the order of the items.
-        bands: the first one, and the one after the last.
-    """
-
-    signed: Sequence[str]
-    bands: tuple[int, int]
+    signed: Sequence[str]  # directories of `sign_shard`, in the order of the items
+    bands: tuple[int, int]  # the first one, and the one after the last
     share: int
     shares: int
 
 
-def sign(directory: str, item: DocumentItem, comparison: Comparison) -> int:
-    """Write the keys of an item's documents, their ids and ranks; returns their number.
+# Of the first four the files are no part of the output, so they have no content.
 
-    Raises:
-        InputError: the values of the column cannot be compared.
-    """
+
+def sign_shard(directory: str, work: tuple[DocumentItem, Comparison]) -> Mapping[str, Any]:
+    """Shard writer: the keys, ids and ranks of an item's documents."""
+    item, comparison = work
     item = item._replace(columns=tuple(dict.fromkeys((*COLUMNS, comparison.by))))
     keys = [np.empty((0, comparison.bands, comparison.words), np.uint64)]
     rows = [np.empty(0, np.int64)]
@@ -71,7 +65,7 @@ def sign(directory: str, item: DocumentItem, comparison: Comparison) -> int:
             rows.append(documents + np.flatnonzero(valid))
             documents += batch.num_rows
     write_bands(storage.join(directory, _BANDS), np.concatenate(keys), np.concatenate(rows))
-    return documents
+    return {"documents": documents, "content": None}
 
 
 def _keys(column: pa.Array, split: str, comparison: Comparison) -> np.ndarray:
@@ -91,8 +85,9 @@ def _keys(column: pa.Array, split: str, comparison: Comparison) -> np.ndarray:
     return keys if comparison.across else keys ^ document_hash([split], 0)
 
 
-def compare(directory: str, share: Share, comparison: Comparison) -> int:
-    """Write edges between the documents with equal keys; returns their number."""
+def compare_shard(directory: str, work: tuple[Share, Comparison]) -> Mapping[str, Any]:
+    """Shard writer: edges between the documents with equal keys."""
+    share, comparison = work
     bands, words = comparison.bands, comparison.words
     edges = np.empty((2, 0), np.uint64)
     for band in range(*share.bands):
@@ -109,14 +104,14 @@ def compare(directory: str, share: Share, comparison: Comparison) -> int:
     return _save(directory, edges)
 
 
-def merge(directory: str, compared: Sequence[str]) -> int:
-    """Write the forest of the edges that `compare` and `merge` wrote to some directories."""
+def merge_shard(directory: str, compared: Sequence[str]) -> Mapping[str, Any]:
+    """Shard writer: the forest of several shards' edges."""
     return _save(directory, forest(_edges(directory, compared)))
 
 
-def _save(directory: str, edges: np.ndarray) -> int:
+def _save(directory: str, edges: np.ndarray) -> Mapping[str, Any]:
     save_array(storage.join(directory, _EDGES), edges)
-    return edges.shape[1]
+    return {"edges": edges.shape[1], "content": None}
 
 
 def _edges(directory: str, compared: Sequence[str]) -> np.ndarray:
@@ -124,12 +119,12 @@ def _edges(directory: str, compared: Sequence[str]) -> np.ndarray:
     return np.concatenate(concurrently(load_array, files, directory), axis=1)
 
 
-def resolve(directory: str, compared: Sequence[str], signed: Sequence[str]) -> Mapping[str, Any]:
-    """Write, for every item with duplicates, the rows to drop and their keepers.
+def resolve_shard(directory: str, work: tuple[Sequence[str], Sequence[str]]) -> Mapping[str, Any]:
+    """Shard writer: of every item with duplicates the rows to drop, and their keepers.
 
-    Returns:
-        `items` with duplicates to drop, `clusters` and documents of the `largest_cluster`.
+    The result has `items` with duplicates, `clusters` and documents of the `largest_cluster`.
     """
+    compared, signed = work
     found = clusters(_edges(directory, compared))
     items, rows = item_and_row(found.places)
     hashes, ranks = [np.empty(0, np.uint64)], [np.empty(0, np.int64)]
@@ -146,13 +141,14 @@ def resolve(directory: str, compared: Sequence[str], signed: Sequence[str]) -> M
     for number, own in zip(numbers.tolist(), np.split(lost, begins)[1:], strict=True):
         keeper = ids.take(pa.array(np.searchsorted(unique, kept[own]))).combine_chunks()
         batch = [pa.array(rows[own]), keeper, pa.array(rank[kept[own]])]
-        with TableWriter(lost_file(directory, number), _LOST) as out:
+        with TableWriter(_lost_file(directory, number), _LOST) as out:
             out.write(pa.record_batch(batch, schema=_LOST))
     sizes = np.unique(found.roots, return_counts=True)[1]
     return {
         "items": numbers.tolist(),
         "clusters": len(sizes),
         "largest_cluster": int(sizes.max(initial=0)),
+        "content": None,
     }
 
 
@@ -171,21 +167,21 @@ def _documents(
     return in_order(read, parts, directory)
 
 
-def lost_file(directory: str, number: int) -> str:
-    """Where `resolve` writes what an item loses."""
-    return storage.join(directory, f"{number:06d}.parquet")
+def _lost_file(resolved: str, number: int) -> str:
+    return storage.join(resolved, f"{number:06d}.parquet")
 
 
-def without_duplicates(
-    directory: str, item: DocumentItem, lost: str | None, comparison: Comparison
+def unique_shard(
+    directory: str, work: tuple[DocumentItem, int, str | None, Comparison]
 ) -> dict[str, Any]:
-    """Write an item's documents without the rows in the file `lost`, and `DROPPED` with these.
+    """Shard writer: an item's documents without those to drop, and `DROPPED` with these.
 
-    Returns the result of the `DocumentWriter`.
+    `work` has the item's number, and the directory that names its rows to drop, if it has any.
     """
+    item, number, resolved, comparison = work
     table = _LOST.empty_table()
-    if lost is not None:
-        table = pa.Table.from_batches(read_table(lost))
+    if resolved is not None:
+        table = pa.Table.from_batches(read_table(_lost_file(resolved, number)))
     rows = table["row"].to_numpy()
     names = {rank: split for split, rank in comparison.ranks.items()}
     splits = np.array([names[rank] for rank in table["rank"].to_pylist()], object)
@@ -208,6 +204,47 @@ def without_duplicates(
             kept = table["keeper"].slice(low, high - low).combine_chunks()
             columns = [ids, kept, pa.array([split] * len(gone), pa.string())]
             dropped.write(pa.record_batch(columns, schema=_DROPPED))
-        for reason in (NULL, INVALID):
-            out.skip(reason, tally[reason])
+        out.skip(tally)
     return out.result
+
+
+# A file of keys, from which a share of one band can be read: uint64 [bands, 257], where in the
+# records the keys with each first byte begin, and the end of the band; then the records of each
+# band (key and row), in the order of the keys' first bytes.
+
+
+def write_bands(url: str, keys: np.ndarray, rows: np.ndarray) -> None:
+    """Write the keys (uint64 [documents, bands, words]) of some rows (int [documents])."""
+    documents, bands, words = keys.shape
+    ends = np.zeros((bands, SHARES + 1), "<u8")
+    orders = []
+    for band in range(bands):
+        first = (keys[:, band, 0] >> np.uint64(56)).astype(np.uint8)
+        orders.append(np.argsort(first, kind="stable"))
+        ends[band] = band * documents
+        ends[band, 1:] += np.cumsum(np.bincount(first, minlength=SHARES)).astype(np.uint64)
+    with storage.open_write(url) as file:
+        file.write(ends.tobytes())
+        for band, order in enumerate(orders):
+            records = np.empty(documents, _record(words))
+            records["key"], records["row"] = keys[order, band], rows[order]
+            file.write(records.tobytes())
+
+
+def read_band(
+    url: str, band: int, bands: int, words: int, share: int, shares: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """(uint64 [documents, words] keys, uint32 [documents] rows) of one of a power of two shares."""
+    record, width = _record(words), SHARES // shares
+    table = 8 * (SHARES + 1)
+    with storage.open_read(url) as file:
+        file.seek(band * table + 8 * share * width)
+        ends = np.frombuffer(file.read(8 * (width + 1)), "<u8")
+        begin, end = int(ends[0]), int(ends[-1])
+        file.seek(bands * table + begin * record.itemsize)
+        found = np.frombuffer(file.read((end - begin) * record.itemsize), record)
+    return found["key"].astype(np.uint64), found["row"].astype(np.uint32)
+
+
+def _record(words: int) -> np.dtype:
+    return np.dtype([("key", "<u8", (words,)), ("row", "<u4")])

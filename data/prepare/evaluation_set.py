@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -13,13 +14,30 @@ from data.prepare.ngrams import Item
 from data.read.byte_ranges import file_state, open_ranges
 from data.read.formats import kind_of, open_stream
 from data.read.listing import find_files
+from data.read.parquet_table import TableWriter
 from data.read.retry import redact
 from data.read.unit import BATCH_ROWS
 from pipeline.errors import InputError
 
-SCHEMA = pa.schema([("item", pa.int64()), ("text", pa.string())])
+_SCHEMA = pa.schema([("item", pa.int64()), ("text", pa.string())])
+_ITEMS = 4096  # of one batch
 _BLOCK = 4 << 20
 _QUESTION = ("context", "choices")
+
+
+def write_set(url: str, items: Iterable[Item]) -> dict[str, int]:
+    """Write the texts of an evaluation set as Parquet; numbers of `items` and `texts`."""
+    numbered = enumerate(items)
+    count = texts = 0
+    with TableWriter(url, _SCHEMA) as table:
+        while part := list(itertools.islice(numbered, _ITEMS)):
+            count += len(part)
+            rows = [(item, text) for item, own in part for text in own if text.strip()]
+            texts += len(rows)
+            columns = zip(*rows, strict=True) if rows else ((), ())
+            arrays = map(pa.array, columns, _SCHEMA.types)
+            table.write(pa.record_batch(list(arrays), _SCHEMA))
+    return {"items": count, "texts": texts}
 
 
 def source_items(source: str, columns: Sequence[str] = ()) -> Iterator[Item]:
@@ -29,10 +47,7 @@ def source_items(source: str, columns: Sequence[str] = ()) -> Iterator[Item]:
         source: files, folders, a pattern (see `data/source.py`) of Parquet, JSON lines, or text.
         columns: names whose texts are compared, each by itself; "a.b" is the key b of a mapping a.
             Without them a row is a question, `context` and `choices`, each choice of which
-            continues the context; or it has a `text`.
-
-    Raises:
-        InputError: a row has none of the columns, or a file cannot be read.
+            continues the context; or it has a `text`. A row with none of them is refused.
     """
     for url, known in find_files(source):
         state = known or file_state(url)
@@ -41,20 +56,20 @@ def source_items(source: str, columns: Sequence[str] = ()) -> Iterator[Item]:
             with open_ranges(url, state) as raw, pq.ParquetFile(raw) as file:
                 for batch in file.iter_batches(BATCH_ROWS):
                     yield from (_item(url, row, columns) for row in batch.to_pylist())
-        elif kind == "lines":
-            yield from (_item(url, row, columns) for row in _json_rows(url, state))
-        elif kind == "text":
-            with open_stream(url, state) as stream:
-                yield [b"".join(iter(lambda: stream.read(_BLOCK), b"")).decode(errors="replace")]
-        else:
+            continue
+        if kind not in ("lines", "text"):
             raise InputError(
                 f"{redact(url)}: expected Parquet, JSON lines or text, found {kind}; convert it"
             )
+        with open_stream(url, state) as stream:
+            content = b"".join(iter(lambda: stream.read(_BLOCK), b""))
+        if kind == "text":
+            yield [content.decode(errors="replace")]
+        else:
+            yield from (_item(url, row, columns) for row in _json_rows(url, content))
 
 
-def _json_rows(url: str, state: Any) -> Iterator[Any]:
-    with open_stream(url, state) as stream:
-        content = b"".join(iter(lambda: stream.read(_BLOCK), b""))
+def _json_rows(url: str, content: bytes) -> Iterator[Any]:
     # Not `bytes.splitlines`: it takes other characters for line ends, too.
     for number, line in enumerate(content.split(b"\n"), 1):
         if not line.strip():

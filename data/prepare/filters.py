@@ -3,27 +3,141 @@
     keep = (GopherRepetition(), GopherQuality(min_doc_words=20), FineWebQuality())
 
 They need the extra `prepare`. Called with a document, a mapping of its columns, a filter returns
-True to keep it, a reason to drop it, or the columns to change.
+True to keep it, a reason to drop it, or the columns to change. It is a frozen dataclass whose
+fields are in the key of a step; of a file that it reads, the content is in the key and the path is
+not. datatrove's object is built once per process.
 """
 
 from __future__ import annotations
 
+import functools
+import hashlib
+import importlib
+import importlib.util
+import os
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Annotated, Any
+from dataclasses import dataclass, field, fields
+from typing import Annotated, Any, ClassVar
 
-from data.prepare.datatrove_filter import Answer, DatatroveFilter
 from pipeline.errors import InputError
 from pipeline.identity.fingerprint import Runtime
 
+Answer = bool | str | dict[str, Any]
+
+_BREAKS = "IS_ALPHA"
+_INSTALL = "install it with: pip install -e '.[prepare]' in the checkout of ponente"
+
 
 @dataclass(frozen=True)
-class Filter(DatatroveFilter):
-    """A filter that can be called, as a function of `filter_documents(keep=)`."""
+class Filter:
+    """A filter of datatrove, with its parameters as fields, as a function of
+    `filter_documents(keep=)`.
+    """
+
+    source: ClassVar[tuple[str, str]]  # module and class in `datatrove.pipeline.filters`
+    needs: ClassVar[tuple[str, ...]] = ("datatrove", "spacy")  # modules that must be installed
+    files: ClassVar[tuple[str, ...]] = ()  # fields with the paths of files that the filter reads
+    reason: ClassVar[str] = ""  # why a document is dropped where datatrove gives no reason
+    content: str = field(default="", init=False, repr=False)  # digest of the files
+
+    def __post_init__(self) -> None:
+        if missing := [name for name in self.needs if importlib.util.find_spec(name) is None]:
+            raise InputError(f"{type(self).__name__} needs {missing[0]}; {_INSTALL}")
+        for name in self.files:
+            if path := getattr(self, name):
+                object.__setattr__(self, name, os.path.abspath(os.path.expanduser(path)))
+        object.__setattr__(self, "content", self.digest_files())
+        try:
+            hash(self)
+        except TypeError:
+            raise InputError(f"{self}: expected tuples, found a list; write (...,)") from None
+
+    def digest_files(self) -> str:
+        """SHA-256 over the names of the fields and the contents of their files."""
+        found = {name: getattr(self, name) for name in self.files if getattr(self, name)}
+        digests = {name: _sha256(type(self).__name__, path) for name, path in found.items()}
+        return hashlib.sha256(repr(digests).encode()).hexdigest() if digests else ""
+
+    def build(self) -> Any:
+        """An object of datatrove that decides as its filter does: `filter(document)`."""
+        module, name = self.source
+        cls = getattr(importlib.import_module(f"datatrove.pipeline.filters.{module}"), name)
+        return cls(**self.arguments())
+
+    def arguments(self) -> dict[str, Any]:
+        """The arguments of datatrove's class."""
+        own = {f.name: getattr(self, f.name) for f in fields(self) if f.init}
+        given = {name: value for name, value in own.items() if name not in self.files}
+        if "language" in given:
+            given["language"] = _splitter(given["language"])
+        return given
+
+    def metadata(self, document: Mapping[str, Any]) -> dict[str, Any]:
+        """What datatrove's filter reads of a document besides its text."""
+        del document
+        return {}
 
     def __call__(self, document: Mapping[str, Any]) -> Answer:
-        # In this file, which a step then counts as its code.
-        return self.decide(document)
+        """True to keep a document, a reason to drop it, or the columns that change."""
+        from datatrove.data import Document
+
+        asked = Document(text=document["text"], id="", metadata=self.metadata(document))
+        answer = _built(self).filter(asked)
+        kept, reason = answer if isinstance(answer, tuple) else (answer, self.reason)
+        if not kept:
+            return reason
+        return True if asked.text == document["text"] else {"text": asked.text}
+
+
+@functools.cache
+def _built(filter: Filter) -> Any:
+    if filter.digest_files() != filter.content:
+        raise InputError(
+            f"{filter}: expected the file that the run was planned with, found another content; "
+            "run again, and do not change it meanwhile"
+        )
+    return filter.build()
+
+
+def _sha256(who: str, path: str) -> str:
+    try:
+        with open(path, "rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise InputError(
+            f"{who}: {path}: expected a file that can be read here and on every worker, found "
+            f"{error.strerror or error}"
+        ) from None
+
+
+@functools.cache
+def _splitter(language: str) -> Any:
+    """What splits texts into words and sentences for datatrove: its own splitter of the language.
+
+    spaCy's also marks sentences whenever it is asked for words; ours does not, and the words are
+    the same. One object for all filters, since datatrove keeps the words of the last texts by it.
+    The word IS_ALPHA, a name of spaCy's own, is left out: what spaCy makes of a text with it
+    depends on the texts before it.
+    """
+    from datatrove.utils.word_tokenizers import SpaCyTokenizer, load_word_tokenizer
+
+    known = load_word_tokenizer(language)
+    if type(known) is not SpaCyTokenizer or known.language == "ja":  # which cuts long texts
+        return known
+
+    class Words(SpaCyTokenizer):
+        def _do_tokenize(self, text: str) -> Any:
+            return super()._do_tokenize(text.replace(_BREAKS, ""))
+
+        def word_tokenize(self, text: str) -> list[str]:
+            try:
+                with self.tokenizer.memory_zone():
+                    tokens = self.tokenizer.tokenizer(text.replace(_BREAKS, ""))
+                    return [word for token in tokens if (word := token.text.strip())]
+            except Exception:  # noqa: BLE001 - datatrove tries again with another text
+                return super().word_tokenize(text)
+
+    return Words(str(known.language))
 
 
 @dataclass(frozen=True)
@@ -243,7 +357,7 @@ class Length(Filter):
     min_characters: int | None = None
     max_characters: int | None = None
 
-    def decide(self, document: Mapping[str, Any]) -> Answer:
+    def __call__(self, document: Mapping[str, Any]) -> Answer:
         text = document["text"]
         counts = {"characters": len(text)}
         if self.min_words is not None or self.max_words is not None:

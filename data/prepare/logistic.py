@@ -29,13 +29,9 @@ class Fit(NamedTuple):
 def objective(matrix: Any, labels: np.ndarray, l2: float) -> Objective:
     """The mean negative log likelihood, both classes with equal weight, + l2/2 |weights|^2.
 
-    Args:
-        matrix: scipy.sparse csr_array [examples, features].
-        labels: bool [examples]; both values occur.
-        l2: penalty of all weights but the last, the bias.
-
-    Returns:
-        a function of float64 [features + 1] that gives the value and the gradient.
+    A function of float64 [features + 1], of which the last is the bias and has no penalty, that
+    gives the value and the gradient. `matrix` is a csr_array [examples, features]; both labels
+    occur.
     """
     from scipy.special import expit
 
@@ -45,9 +41,8 @@ def objective(matrix: Any, labels: np.ndarray, l2: float) -> Objective:
 
     def evaluate(weights: np.ndarray) -> tuple[float, np.ndarray]:
         margin = sign * (matrix @ weights[:-1] + weights[-1])
-        loss = np.sum(share * np.logaddexp(0.0, -margin)) + l2 / 2 * _dot(
-            weights[:-1], weights[:-1]
-        )
+        penalty = l2 / 2 * _dot(weights[:-1], weights[:-1])
+        loss = np.sum(share * np.logaddexp(0.0, -margin)) + penalty
         residual = -share * sign * expit(-margin)
         gradient = np.append(transposed @ residual + l2 * weights[:-1], np.sum(residual))
         return float(loss), gradient

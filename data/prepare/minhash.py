@@ -20,6 +20,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from data.prepare.words import finalised, mixed
 from data.read.values import text_bytes, text_offsets
 from data.select.document_hash import text_hash
 
@@ -45,9 +46,7 @@ class _Words(NamedTuple):
 def signatures(texts: pa.Array, ngram: int, permutations: int) -> np.ndarray:
     """uint32 [texts, permutations]: for each permutation of the hashes of shingles, the least.
 
-    Args:
-        texts: strings without nulls; the signature of one does not depend on the others.
-        ngram: words of a shingle.
+    The texts have no nulls; the signature of one does not depend on the others.
     """
     shingles, first = _shingles(texts, ngram)
     multipliers = _numbers("multiplier", permutations).astype(np.uint32)
@@ -77,7 +76,7 @@ def band_hashes(signatures: np.ndarray, bands: int) -> np.ndarray:
     )
     found = np.zeros(rows.shape[:2], np.uint64)
     for row in range(rows.shape[2]):
-        found = _mix(found + rows[:, :, row] + np.uint64(_BASE))
+        found = mixed(found + rows[:, :, row])
     return found
 
 
@@ -95,7 +94,7 @@ def _shingles(texts: pa.Array, ngram: int) -> tuple[np.ndarray, np.ndarray]:
     for text in np.flatnonzero(counts < ngram):  # the words of the next text are not its own
         own = words.hashes[words.first[text] : words.first[text + 1]]
         found[first[text]] = (own * _numbers("place", len(own))).sum()
-    hashes = (_mix(found) >> np.uint64(32)).astype(np.uint32)
+    hashes = (finalised(found) >> np.uint64(32)).astype(np.uint32)
     for text in np.flatnonzero(counts == 0).tolist():
         whole = text_hash(texts.slice(text, 1))[0]
         hashes[first[text]] = int.from_bytes(whole[:4], "little")
@@ -158,7 +157,7 @@ def _polynomials(data: np.ndarray, begins: np.ndarray, ends: np.ndarray) -> np.n
     sums = np.zeros(len(data) + 1, np.uint64)
     np.cumsum(data * powers[: len(data)], out=sums[1:])
     lengths = (ends - begins).astype(np.uint64)  # a word is no other word followed by zero bytes
-    return _mix((sums[ends] - sums[begins]) * inverses[begins] + lengths)
+    return finalised((sums[ends] - sums[begins]) * inverses[begins] + lengths)
 
 
 @functools.cache
@@ -178,10 +177,3 @@ def _numbers(name: str, count: int) -> np.ndarray:
     names = [f"minhash/{name}/{index}".encode() for index in range(count)]
     digests = b"".join(hashlib.blake2b(each, digest_size=8).digest() for each in names)
     return np.frombuffer(digests, "<u8").astype(np.uint64) | np.uint64(1)
-
-
-def _mix(values: np.ndarray) -> np.ndarray:
-    """The finaliser of SplitMix64 (Steele, Lea and Flood 2014): a bijection of 64 bits."""
-    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return values ^ (values >> np.uint64(31))

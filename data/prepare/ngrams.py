@@ -25,30 +25,19 @@ Item = list[str]
 
 
 class Counts(NamedTuple):
-    """An evaluation set in a table.
+    """An evaluation set in a table."""
 
-    Attributes:
-        checked: items with a text of enough words to be compared.
-        ngrams: number of distinct n-grams.
-    """
-
-    checked: int
-    ngrams: int
+    checked: int  # items with a text of enough words to be compared
+    ngrams: int  # distinct ones
 
 
 @dataclass(frozen=True)
 class Table:
-    """The n-grams of evaluation sets.
+    """The n-grams of evaluation sets."""
 
-    Attributes:
-        lengths: numbers of words that an n-gram has: n, and fewer for those that are whole texts.
-        hashes: uint64 [entries], ascending; an n-gram of several sets has an entry for each.
-        owners: int32 [entries], the index of the set.
-    """
-
-    lengths: tuple[int, ...]
-    hashes: np.ndarray
-    owners: np.ndarray
+    lengths: tuple[int, ...]  # words of an n-gram: n, and fewer of those that are whole texts
+    hashes: np.ndarray  # uint64 [entries], ascending; one for each set that has the n-gram
+    owners: np.ndarray  # int32 [entries], the index of the set
 
     @functools.cached_property
     def _filter(self) -> np.ndarray:
@@ -68,18 +57,12 @@ class Table:
 
 
 class Hits(NamedTuple):
-    """n-grams of texts that a table has, by text and place; one for each set that has it.
+    """n-grams of texts that a table has, by text and place; one for each set that has it."""
 
-    Attributes:
-        text: int64 [hits], index of the text.
-        owner: int32 [hits], index of the evaluation set.
-        start, end: int64 [hits], the n-gram's characters in its text.
-    """
-
-    text: np.ndarray
-    owner: np.ndarray
-    start: np.ndarray
-    end: np.ndarray
+    text: np.ndarray  # int64 [hits], index of the text
+    owner: np.ndarray  # int32 [hits], index of the evaluation set
+    start: np.ndarray  # int64 [hits], the n-gram's first character in its text
+    end: np.ndarray  # int64 [hits], the character behind it
 
 
 def ngram_hashes(
@@ -103,11 +86,8 @@ def make_table(
 ) -> tuple[Table, dict[str, Counts]]:
     """The n-grams of evaluation sets, with counts by set.
 
-    Args:
-        sets: for each set batches of `item` (int64, index of the item) and `text` (string).
-        ngram: words of an n-gram.
-        least: words of the shortest text that is an n-gram as a whole, if it has fewer than
-            `ngram`.
+    A set is batches of `item` (int64, index of the item) and `text` (string). A text of fewer than
+    `ngram` words, but at least `least`, is an n-gram as a whole.
     """
     lengths = range(min(least, ngram), ngram + 1)
     hashes, owners = [np.zeros(0, np.uint64)], [np.zeros(0, np.int32)]

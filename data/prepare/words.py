@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from data.read.values import text_bytes, text_offsets
+from data.read.values import neighbours, text_bytes, text_offsets
 
 _DROPPED, _LETTER, _ALONE, _SPACE = range(4)
 _NAMED = 0x20000  # code points from here to the end of the table are Han
@@ -31,28 +31,25 @@ _AT_ONCE = 1 << 19  # bytes of text, unless one text is longer: about 50 bytes o
 
 
 class Words(NamedTuple):
-    """The words of some texts, in their order.
+    """The words of some texts, in their order, without the punctuation around them."""
 
-    Attributes:
-        hashes: uint64 [words].
-        text: int64 [words], index of the word's text, ascending.
-        start, end: int64 [words], the word's characters in its text, without the punctuation
-            around them.
-    """
-
-    hashes: np.ndarray
-    text: np.ndarray
-    start: np.ndarray
-    end: np.ndarray
+    hashes: np.ndarray  # uint64 [words]
+    text: np.ndarray  # int64 [words], index of the word's text, ascending
+    start: np.ndarray  # int64 [words], the word's first character in its text
+    end: np.ndarray  # int64 [words], the character behind it
 
 
 def mixed(values: np.ndarray) -> np.ndarray:
-    """uint64 of the same shape: a bijection of uint64 in which every bit depends on all bits.
+    """uint64 of the same shape, each mixed after the addition of a constant, as SplitMix64 does."""
+    return finalised(values + np.uint64(0x9E3779B97F4A7C15))
 
-    It is the output function of SplitMix64 (Steele, Lea and Flood 2014, "Fast splittable
-    pseudorandom number generators").
+
+def finalised(z: np.ndarray) -> np.ndarray:
+    """uint64 of the same shape: a bijection in which every bit depends on all bits.
+
+    It is that of SplitMix64 (Steele, Lea and Flood 2014, "Fast splittable pseudorandom number
+    generators").
     """
-    z = values + np.uint64(0x9E3779B97F4A7C15)
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return z ^ (z >> np.uint64(31))
@@ -74,12 +71,8 @@ def batches_of_words(texts: pa.Array) -> Iterator[tuple[int, int, Words]]:
     Together they have about 512 KiB of text. `Words.text` counts from the first one. The texts are
     a string array without nulls.
     """
-    offsets, begin = text_offsets(texts), 0
-    while begin < len(texts):
-        end = int(np.searchsorted(offsets, offsets[begin] + _AT_ONCE, side="right")) - 1
-        end = min(max(end, begin + 1), len(texts))
+    for begin, end in neighbours(text_offsets(texts), _AT_ONCE):
         yield begin, end, words(texts.slice(begin, end - begin))
-        begin = end
 
 
 def words(texts: pa.Array) -> Words:

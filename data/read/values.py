@@ -174,6 +174,16 @@ def text_offsets(texts: pa.Array) -> np.ndarray:
     return offsets.astype(np.int64)
 
 
+def neighbours(offsets: np.ndarray, most: int) -> Iterator[tuple[int, int]]:
+    """Ranges of texts of at most `most` bytes together, by their offsets; a longer one is alone."""
+    begin = 0
+    while begin < len(offsets) - 1:
+        end = int(np.searchsorted(offsets, offsets[begin] + most, side="right")) - 1
+        end = min(max(end, begin + 1), len(offsets) - 1)
+        yield begin, end
+        begin = end
+
+
 def text_bytes(texts: pa.Array) -> bytes:
     """The concatenated UTF-8 of all texts of a string or large_string array."""
     buffer = texts.buffers()[2]

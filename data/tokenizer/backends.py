@@ -19,6 +19,7 @@ import array
 import json
 import logging
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from importlib.metadata import version
 from typing import Any, Literal, TypeAlias
@@ -43,15 +44,17 @@ _MANY_NEEDLES = 8
 _PREFIX = 3  # bytes
 _EVEN, _EXOTIC = 16, 8
 _SHOWN = 40
+_FAILS = (
+    "the tokenizers library fails on a text: {}; simplify the regular expression of the "
+    "tokenizer's pre-tokenizer, or leave the document out"
+)
 _COMPARED = 256 << 10  # bytes of documents that are compared, and most characters of one
 
 
 class OracleEncoder:
     """The `tokenizers` library, set to encode special tokens in a text as ordinary text.
 
-    Args:
-        guard: tokenizer for texts that contain one of `names`; None if `tokenizer` needs none.
-        names: special tokens that the model of `tokenizer` would produce despite the setting.
+    `guard` is for texts with one of `names`, which the model would produce despite the setting.
     """
 
     name = "tokenizers"
@@ -99,11 +102,7 @@ class FastEncoder:
 
 
 def fast_encoder(content: bytes, backend: Backend, *, parallel: bool = False) -> FastEncoder | None:
-    """The fast back end for a tokenizer, or None if the oracle encodes everything.
-
-    Raises:
-        InputError: `backend` is "fastokens", which is not installed or cannot read this tokenizer.
-    """
+    """The fast back end; None if it cannot be used, which is an error where it was asked for."""
     if backend == "tokenizers":
         return None
     if unknown := unknown_part(json.loads(content)):
@@ -123,25 +122,22 @@ def fast_encoder(content: bytes, backend: Backend, *, parallel: bool = False) ->
 
 
 class CheckedEncoder:
-    """Encodes documents with the fast back end, if any, unless it gave wrong ids or failed.
-
-    Attributes:
-        difference: why the oracle encodes everything from here on; None if it does not.
-        by_oracle: number of documents that only the oracle may encode.
-    """
+    """Encodes documents with the fast back end, if any, unless it gave wrong ids or failed."""
 
     def __init__(
         self, oracle: OracleEncoder, fast: FastEncoder | None = None, *, added: Sequence[str] = ()
     ) -> None:
         self._oracle, self._fast = oracle, fast
         self._added = tuple(text.encode("utf-8") for text in added)
-        self.by_oracle = 0
-        self.difference: str | None = None
+        self.by_oracle = 0  # documents that only the oracle may encode
+        self.difference: str | None = None  # why it encodes everything from here on
 
     @property
     def is_fast(self) -> bool:
-        """Whether the fast back end encodes."""
-        return self._fast is not None and self.difference is None
+        return self._fast is not None
+
+    def _give_up(self, why: str) -> None:
+        self._fast, self.difference = None, why
 
     def check(self, texts: pa.Array) -> None:
         """Compare the back ends on whole documents; after a difference the fast one is not used."""
@@ -150,7 +146,7 @@ class CheckedEncoder:
             return
         pairs = enumerate(zip(_split(expected), _split(found), strict=False))
         place = next((i for i, (a, b) in pairs if not np.array_equal(a, b)), 0)
-        self.difference = f"the ids of {texts[place].as_py()[:_SHOWN]!r}... are not the oracle's"
+        self._give_up(f"the ids of {texts[place].as_py()[:_SHOWN]!r}... are not the oracle's")
 
     def encode(self, texts: pa.Array) -> Ids:
         if not self.is_fast:
@@ -165,7 +161,7 @@ class CheckedEncoder:
 
     def record(self) -> dict[str, Any]:
         """What encoded: backend, version, by_oracle, fell_back, difference."""
-        used = self._fast if self._fast is not None and self.is_fast else self._oracle
+        used = self._fast or self._oracle
         return {
             "backend": used.name,
             "version": used.version,
@@ -182,7 +178,7 @@ class CheckedEncoder:
             raise
         except BaseException as error:  # noqa: BLE001 - a panic in Rust is no Exception
             raise_unless_native(error)
-            self.difference = f"{self._fast.name} failed: {type(error).__name__}: {error}"
+            self._give_up(f"{self._fast.name} failed: {type(error).__name__}: {error}")
             return None
 
     def _doubtful(self, texts: pa.Array) -> np.ndarray:
@@ -232,16 +228,9 @@ def strings(texts: pa.Array) -> list[str]:
 
 
 def _encoded(tokenizer: Tokenizer, texts: list[str]) -> list[Any]:
-    try:
+    # A text that is no string, or has a lone surrogate, is the caller's error.
+    with native(_FAILS, but=(TypeError, UnicodeError)):
         return tokenizer.encode_batch_fast(texts, add_special_tokens=False)
-    except (TypeError, UnicodeError):
-        raise  # not a string, or one with a lone surrogate: the caller's error
-    except BaseException as error:  # noqa: BLE001 - a panic in Rust is no Exception
-        raise_unless_native(error)
-        raise InputError(
-            f"the tokenizers library fails on a text: {error}; simplify the regular expression of "
-            "the tokenizer's pre-tokenizer, or leave the document out"
-        ) from None
 
 
 def _flat(parts: Sequence[Any]) -> Ids:
@@ -265,7 +254,22 @@ def _interleave(where: np.ndarray, these: Ids, others: Ids) -> Ids:
     return np.concatenate([np.empty(0, np.uint32), *parts]), lengths
 
 
+@contextmanager
+def native(fails: str, but: tuple[type[Exception], ...] = ()) -> Iterator[None]:
+    """A context in which a library's failure, but for some, is an `InputError` with it in `fails`.
+
+    A panic in Rust is no `Exception`.
+    """
+    try:
+        yield
+    except but:
+        raise
+    except BaseException as error:  # noqa: BLE001 - see above
+        raise_unless_native(error)
+        raise InputError(fails.format(error)) from None
+
+
 def raise_unless_native(error: BaseException) -> None:
-    """Re-raise `error` unless a library raised it; a Rust panic is not an `Exception`."""
+    """Re-raise `error` unless a library raised it."""
     if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
         raise error

@@ -76,14 +76,14 @@ def unknown_part(description: Mapping[str, Any]) -> str:
     for name in ("continuing_subword_prefix", "end_of_word_suffix"):
         if model.get(name):
             return f"the model's {name}"
-    normalizers = list(parts(description.get("normalizer")))
+    normalizers = list(parts(description, "normalizer"))
     for part in normalizers:
         literal = part["type"] == "Replace" and "String" in part["pattern"]
         if not literal and part["type"] not in ("NFC", "Prepend"):
             return f"the normalizer {part['type']}"
     if normalizers and any(token.get("normalized") for token in description["added_tokens"]):
         return "a normalizer of added tokens"
-    words = list(parts(description.get("pre_tokenizer")))
+    words = list(parts(description, "pre_tokenizer"))
     for number, part in enumerate(words):
         last = number == len(words) - 1
         known = part["type"] == "Digits" or (part["type"] == "ByteLevel" and last)

@@ -14,13 +14,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
 from tokenizers import Tokenizer
 
-from data.read.values import text_offsets
+from data.read.values import neighbours, text_offsets
 from data.tokenizer.backends import CheckedEncoder, Ids, OracleEncoder
 from pipeline.errors import InputError
 
@@ -51,7 +50,7 @@ def encode_documents(
     """Ids of documents (string or large_string without nulls), in batches of whole documents."""
     for array in texts:
         offsets = text_offsets(array)
-        for begin, end in _batches(offsets):
+        for begin, end in neighbours(offsets, BATCH_BYTES):
             batch = array.slice(begin, end - begin)
             if offsets[end] - offsets[begin] > BATCH_BYTES:
                 yield _encode_long(batch, encoder, tokenizer)
@@ -128,17 +127,7 @@ def _encode_long(
     pieces = pa.LargeStringArray.from_buffers(len(points) - 1, pa.py_buffer(points), data)
     parts = [
         encoder.encode(pieces.slice(first, last - first))[0]
-        for first, last in _batches(text_offsets(pieces))
+        for first, last in neighbours(text_offsets(pieces), BATCH_BYTES)
     ]
     ids = np.concatenate(parts)
     return ids, np.array([len(ids)], np.int64)
-
-
-def _batches(offsets: np.ndarray) -> Iterator[tuple[int, int]]:
-    """Ranges of texts of at most `BATCH_BYTES` together; a longer text has its own range."""
-    edges = [0]
-    while edges[-1] < len(offsets) - 1:
-        limit = offsets[edges[-1]] + BATCH_BYTES
-        last = int(np.searchsorted(offsets, limit, side="right")) - 1
-        edges.append(min(max(last, edges[-1] + 1), len(offsets) - 1))
-    return pairwise(edges)

@@ -7,12 +7,12 @@ The test takes some milliseconds per load and cannot find a fault that only rare
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Callable, Set
+from collections.abc import Set
 from typing import Any
 
 from tokenizers import Tokenizer
 
-from data.tokenizer.backends import raise_unless_native
+from data.tokenizer.backends import native
 from data.tokenizer.tokenizer_file import SPACE, adds_space, composes, is_byte_level
 from pipeline.errors import InputError
 
@@ -34,6 +34,10 @@ _TEXTS = (
     "ab" * (_LONG // 2) + "\n",
     "1" * _LONG,
 )
+_FAILS = (
+    "tokenizer.json: the tokenizers library fails on a short text: {}; simplify the regular "
+    "expression of its pre-tokenizer, or export it again"
+)
 _COMBINING = ("e\u0301 A\u030a n\u0303 o\u0308", "\u212b \u2126 \u1e9b\u0323 \uac00 \u1100\u1161")
 
 
@@ -48,7 +52,8 @@ def check_round_trip(
     names += [token["content"] for token in added if token["id"] in ends]
     held = [f"one {name} two{name}  {name}" for name in names]
     texts = [*_TEXTS, *_COMBINING, *held]
-    encodings = _native(lambda: tokenizer.encode_batch_fast(texts, add_special_tokens=False))
+    with native(_FAILS):
+        encodings = tokenizer.encode_batch_fast(texts, add_special_tokens=False)
     for text, ids in zip(texts, (encoding.ids for encoding in encodings), strict=True):
         if forged := ends & {*ids}:
             raise InputError(
@@ -57,24 +62,13 @@ def check_round_trip(
             )
         if lossy:
             continue
-        found = _native(lambda ids=ids: tokenizer.decode(ids, skip_special_tokens=False))
+        with native(_FAILS):
+            found = tokenizer.decode(ids, skip_special_tokens=False)
         if not _same(text, found, description):
             raise InputError(
                 f"tokenizer.json: it changes text: {_differing(text, found)}; take a tokenizer "
                 "that keeps text, or accept what it loses with lossy=True"
             )
-
-
-def _native(call: Callable[[], Any]) -> Any:
-    """What the library answers; its failure as an `InputError`."""
-    try:
-        return call()
-    except BaseException as error:  # noqa: BLE001 - a panic in Rust is no Exception
-        raise_unless_native(error)
-        raise InputError(
-            f"tokenizer.json: the tokenizers library fails on a short text: {error}; simplify the "
-            "regular expression of its pre-tokenizer, or export it again"
-        ) from None
 
 
 def _same(text: str, found: str, description: dict[str, Any]) -> bool:

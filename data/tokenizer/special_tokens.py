@@ -17,16 +17,11 @@ _TURN_ENDS = ("<|eot_id|>", "<|im_end|>", "<end_of_turn>", "<|end|>")
 
 
 def check_vocab_size(vocab_size: int) -> None:
-    """Raise `InputError` unless `vocab_size` is from 257 to 2^22."""
-    if vocab_size > _LARGEST_VOCAB:
-        raise InputError(
-            f"vocab_size={vocab_size}: expected at most {_LARGEST_VOCAB:,}; ask for fewer"
-        )
-    if vocab_size < SMALLEST_VOCAB:
-        raise InputError(
-            f"vocab_size={vocab_size}: expected at least {SMALLEST_VOCAB} (256 bytes and {EOS}); "
-            "ask for more"
-        )
+    if not SMALLEST_VOCAB <= vocab_size <= _LARGEST_VOCAB:
+        least = f"at least {SMALLEST_VOCAB} (256 bytes and {EOS}); ask for more"
+        most = f"at most {_LARGEST_VOCAB:,}; ask for fewer"
+        bound = least if vocab_size < SMALLEST_VOCAB else most
+        raise InputError(f"vocab_size={vocab_size}: expected {bound}")
 
 
 def find_eos(special: Mapping[str, int], name: str | None = None) -> int:

@@ -33,7 +33,7 @@ from data.tokenizer.backends import (
     Ids,
     OracleEncoder,
     fast_encoder,
-    raise_unless_native,
+    native,
 )
 from data.tokenizer.round_trip import check_round_trip
 from data.tokenizer.special_tokens import EOS, check_vocab_size
@@ -43,6 +43,7 @@ from pipeline.store import storage
 _PIECE, _LAST = 1 << 16, 1 << 10  # characters of a piece; of its end, in which a cut is sought
 _BETWEEN = re.compile("(?<=[A-Za-z])(?= [A-Za-z])")
 _WORD = 1 << 10  # longest word to train on, in characters
+_LONG_WORD = re.compile(rf"[^ ]{{{_WORD}}}|\s{{{_WORD}}}")  # in every text that has a longer one
 MOST_BYTES = (1 << 31) - 1  # of text to train on: the library counts pairs in 32 bits
 _CACHED = 4  # tokenizers kept in memory by a process
 _CONTEXT = 8  # ids before a continuation: more than the bytes of a character
@@ -72,8 +73,15 @@ def train(
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    parts = (_in_pieces(pre_tokenizer, batch) for batch in _bounded(texts))
-    tokenizer.train_from_iterator(parts, trainer=trainer)
+
+    def parts() -> Iterator[list[str]]:
+        size = 0
+        for batch in texts:
+            size += sum(len(text.encode("utf-8")) for text in batch)
+            check_training_bytes(size, "train on a sample of it")
+            yield _in_pieces(pre_tokenizer, batch)
+
+    tokenizer.train_from_iterator(parts(), trainer=trainer)
     found = tokenizer.get_vocab_size()
     if found < vocab_size:
         raise InputError(
@@ -92,14 +100,6 @@ def check_training_bytes(size: int, fewer: str) -> None:
         )
 
 
-def _bounded(texts: Iterable[list[str]]) -> Iterator[list[str]]:
-    size = 0
-    for batch in texts:
-        size += sum(len(text.encode("utf-8")) for text in batch)
-        check_training_bytes(size, "train on a sample of it")
-        yield batch
-
-
 def _in_pieces(pre_tokenizer: PreTokenizer, texts: list[str]) -> list[str]:
     """Texts to train on, long ones in pieces: the trainer keeps all words of a text in memory.
 
@@ -116,7 +116,7 @@ def _in_pieces(pre_tokenizer: PreTokenizer, texts: list[str]) -> list[str]:
 def _short_words(pre_tokenizer: PreTokenizer, text: str) -> Iterator[str]:
     """The text, cut inside words longer than `_WORD`, not counting a space before a word."""
     begin = 0
-    words = pre_tokenizer.pre_tokenize_str(text) if _may_have_long_word(text) else ()
+    words = pre_tokenizer.pre_tokenize_str(text) if _LONG_WORD.search(text) else ()
     for _, (first, end) in words:
         first += text[first] == " " and not text[first : first + 2].isspace()
         while end - max(begin, first) > _WORD:
@@ -126,25 +126,11 @@ def _short_words(pre_tokenizer: PreTokenizer, text: str) -> Iterator[str]:
     yield text[begin:]
 
 
-def _may_have_long_word(text: str) -> bool:
-    """Whether over `_WORD` characters contain no space or white space only: a fast pre-check."""
-    half, begin = _WORD // 2, 0
-    while len(text) - begin > _WORD:
-        space = text.rfind(" ", begin, begin + _WORD + 1)
-        if space < 0:
-            return True
-        begin = space + 1
-    # A run of `_WORD` contains one of half its length that begins at a multiple of that.
-    return any(text[at : at + half].isspace() for at in range(0, len(text) - half + 1, half))
-
-
 def _pieces(text: str) -> Iterator[str]:
     begin = 0
     while len(text) - begin > _PIECE:
-        places = [
-            m.start() for m in _BETWEEN.finditer(text, begin + _PIECE - _LAST, begin + _PIECE)
-        ]
-        end = places[-1] if places else begin + _PIECE
+        places = _BETWEEN.finditer(text, begin + _PIECE - _LAST, begin + _PIECE)
+        end = max((place.start() for place in places), default=begin + _PIECE)
         yield text[begin:end]
         begin = end
     yield text[begin:]
@@ -154,19 +140,10 @@ class TextTokenizer:
     """A tokenizer with an EOS token, from the bytes of its `tokenizer.json`.
 
     The constructor tests the tokenizer; `data.tokenizer.tokenizer_file` lists what is accepted.
-
-    Args:
-        parallel: sets TOKENIZERS_PARALLELISM for this process; None does not change it. Workers
-            that each own a core pass False.
-
-    Attributes:
-        content: the file as other libraries read it, without this project's own fields.
-        bos_id: the id that begins a document; EOS where the tokenizer has no other.
-        eos_id: the id that ends a document.
+    `content` is the file as other libraries read it, without this project's own fields.
     """
 
-    def __init__(self, content: bytes, *, parallel: bool | None = None) -> None:
-        _set_parallel(parallel)
+    def __init__(self, content: bytes) -> None:
         description = tokenizer_file.parse(content)
         self.lossy: bool = bool(description.get(tokenizer_file.LOSSY_FIELD))
         if not self.lossy and (found := tokenizer_file.what_changes(description)):
@@ -198,10 +175,10 @@ class TextTokenizer:
         self._fast: dict[tuple[Backend, bool], FastEncoder | None] = {}
 
     @classmethod
-    def load(cls, url: str, *, parallel: bool | None = None) -> TextTokenizer:
+    def load(cls, url: str) -> TextTokenizer:
         """The tokenizer in the file at `url`."""
         try:
-            return cls(storage.read_bytes(url), parallel=parallel)
+            return cls(storage.read_bytes(url))
         except FileNotFoundError as error:
             raise InputError(f"{url}: expected a tokenizer.json, found no file") from error
         except InputError as error:
@@ -209,8 +186,13 @@ class TextTokenizer:
 
     @classmethod
     def load_once(cls, url: str, digest: str, *, parallel: bool | None = None) -> TextTokenizer:
-        """The tokenizer at `url`, kept in memory; `CorruptOutput` if it has another digest."""
-        _set_parallel(parallel)
+        """The tokenizer at `url`, kept in memory; `CorruptOutput` if it has another digest.
+
+        `parallel` sets TOKENIZERS_PARALLELISM for this process; None does not change it. Workers
+        that each own a core pass False.
+        """
+        if parallel is not None:
+            os.environ["TOKENIZERS_PARALLELISM"] = "true" if parallel else "false"
         with _read_lock:
             return _read(url, digest)
 
@@ -246,17 +228,15 @@ class TextTokenizer:
         """Ids of every text, without added tokens; one with a lone surrogate is refused."""
         try:
             return self._oracle.encode(texts)
-        except (TypeError, UnicodeError) as error:
+        except (TypeError, UnicodeError):
             for text in texts:
                 _refuse_surrogates(text)
-            raise error
+            raise
 
     def checked(self, backend: Backend = "auto", *, parallel: bool = False) -> CheckedEncoder:
-        """An encoder for the documents of one shard.
+        """An encoder for the documents of one shard; `parallel` lets fastokens use all cores.
 
-        Args:
-            backend: "auto" uses fastokens if it is installed and can read this tokenizer.
-            parallel: whether fastokens uses all cores.
+        "auto" is fastokens if it is installed and can read this tokenizer.
         """
         choice = (backend, parallel)
         if choice not in self._fast:
@@ -272,11 +252,7 @@ class TextTokenizer:
         return [self.bos_id, *self.encode_batch([text])[0].tolist()]
 
     def decode(self, ids: Iterable[int], after: Sequence[int] = ()) -> str:
-        """The text of `ids`; special tokens decode to their names, see `TextStream`.
-
-        Args:
-            after: the ids before them, on which the text of a continuation depends.
-        """
+        """The text of `ids` after those before them; special tokens decode to their names."""
         stream = TextStream(self, after)
         return stream.push(ids) + stream.finish()
 
@@ -334,11 +310,6 @@ def _of_ids(content: bytes) -> dict:
     return {name: written[name] for name in parts}
 
 
-def _set_parallel(parallel: bool | None) -> None:
-    if parallel is not None:
-        os.environ["TOKENIZERS_PARALLELISM"] = "true" if parallel else "false"
-
-
 def _refuse_surrogates(text: str) -> None:
     try:
         text.encode("utf-8")
@@ -351,14 +322,9 @@ def _refuse_surrogates(text: str) -> None:
 
 def library(content: bytes) -> Tokenizer:
     """The library's tokenizer, set to encode special tokens as text and all of a text, unpadded."""
-    try:
+    with native("tokenizer.json: the tokenizers library refuses it: {}; export it again"):
         tokenizer = Tokenizer.from_str(content.decode("utf-8"))
         tokenizer.no_truncation()
         tokenizer.no_padding()
         tokenizer.encode_special_tokens = True
         return tokenizer
-    except BaseException as error:  # noqa: BLE001 - a panic in Rust is no Exception
-        raise_unless_native(error)  # the library raises nothing more specific, or panics
-        raise InputError(
-            f"tokenizer.json: the tokenizers library refuses it: {error}; export it again"
-        ) from None

@@ -15,7 +15,7 @@ text, and "vocab_size" is the size of a vocabulary that is larger than its entri
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from tokenizers import Tokenizer
@@ -46,14 +46,11 @@ def parse(content: bytes) -> dict[str, Any]:
     """The parsed content of a `tokenizer.json`, refused where its parts or ids are not valid."""
     try:
         description = json.loads(content.decode("utf-8"))
-        model = description["model"]
-        if not isinstance(vocabulary := model["vocab"], dict | list) or not vocabulary:
-            raise ValueError
-        added = {token["content"]: token["id"] for token in description["added_tokens"]}
-        if any(not isinstance(token["special"], bool) for token in description["added_tokens"]):
-            raise ValueError
-        pieces = ids_of(description)
-        if not all(isinstance(text, str) for text in (*pieces, *added)):
+        model, tokens = description["model"], description["added_tokens"]
+        pieces, added = ids_of(description), {token["content"]: token["id"] for token in tokens}
+        sound = isinstance(model["vocab"], dict | list) and bool(pieces)
+        sound = sound and all(isinstance(token["special"], bool) for token in tokens)
+        if not sound or not all(isinstance(text, str) for text in (*pieces, *added)):
             raise ValueError
         dropout = model.get("dropout")
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -66,10 +63,19 @@ def parse(content: bytes) -> dict[str, Any]:
             f"tokenizer.json: found dropout {dropout}, which gives a text other ids each time; "
             "set it to null"
         )
-    ids = [*pieces.values(), *(token["id"] for token in description["added_tokens"])]
-    _check_ids([*ids, description.get(SIZE_FIELD, 0)], {**pieces, **added})
+    ids = [*pieces.values(), *(token["id"] for token in tokens), description.get(SIZE_FIELD, 0)]
+    if wrong := [i for i in ids if type(i) is not int or not 0 <= i <= LARGEST_ID]:
+        raise InputError(
+            f"tokenizer.json: expected ids of 0 to {LARGEST_ID:,}, found {wrong[0]!r}; "
+            "export the tokenizer again"
+        )
+    if len({*(named := {**pieces, **added}).values()}) < len(named):
+        raise InputError(
+            "tokenizer.json: two entries have the same id, so an id has no unique text; "
+            "export the tokenizer again"
+        )
     for name in _PARTS:
-        _check_parts(name, description.get(name))
+        list(parts(description, name))
     for name, kind in ((EOS_FIELD, str), (LOSSY_FIELD, bool)):
         if not isinstance(found := description.get(name), kind | None):
             raise InputError(
@@ -194,34 +200,34 @@ def _special(description: Mapping[str, Any]) -> dict[str, int]:
 
 def is_byte_level(description: Mapping[str, Any]) -> bool:
     """Whether entries are bytes in the alphabet of ByteLevel, one character per byte."""
-    return any(part["type"] == "ByteLevel" for part in parts(description.get("decoder")))
+    return any(part["type"] == "ByteLevel" for part in parts(description, "decoder"))
 
 
 def composes(description: Mapping[str, Any]) -> bool:
     """Whether the tokenizer normalizes texts to NFC."""
-    return any(part["type"] == "NFC" for part in parts(description.get("normalizer")))
+    return any(part["type"] == "NFC" for part in parts(description, "normalizer"))
 
 
 def adds_space(description: Mapping[str, Any]) -> bool:
     """Whether a document may gain or lose a space at its beginning."""
     if not is_byte_level(description):
         return True
-    return any(part.get("add_prefix_space") for part in parts(description.get("pre_tokenizer")))
+    return any(part.get("add_prefix_space") for part in parts(description, "pre_tokenizer"))
 
 
 def what_changes(description: Mapping[str, Any]) -> str:
     """The part of the file that changes or loses text in an unaccepted way; "" if none does."""
-    for part in parts(description.get("normalizer")):
+    for part in parts(description, "normalizer"):
         if part["type"] != "NFC" and not _writes_spaces(part):
             return f"the normalizer {json.dumps(part)[:80]} changes text"
-    for part in parts(description.get("pre_tokenizer")):
+    for part in parts(description, "pre_tokenizer"):
         if part["type"] in _DROPPING or "Removed" in str(part.get("behavior", "")):
             return f"the pre-tokenizer {part['type']} drops characters"
     pieces = ids_of(description)
     byte_level = is_byte_level(description)
     needed = LETTERS if byte_level else BYTE_PIECES
     if not byte_level and not description["model"].get("byte_fallback"):
-        kinds = ", ".join(part["type"] for part in parts(description.get("decoder"))) or "none"
+        kinds = ", ".join(part["type"] for part in parts(description, "decoder")) or "none"
         return (
             "expected a ByteLevel decoder or a model with byte_fallback, found the decoder "
             f"{kinds} and a model that loses characters outside of its vocabulary"
@@ -282,44 +288,25 @@ def without_scores(content: bytes, names: tuple[str, ...]) -> bytes:
     return json.dumps(description).encode("utf-8")
 
 
-def parts(tree: Mapping[str, Any] | None) -> Iterator[Mapping[str, Any]]:
-    """The members of a normalizer, pre-tokenizer or decoder, with nested sequences flattened."""
+def parts(description: Mapping[str, Any], name: str) -> Iterator[Mapping[str, Any]]:
+    """The members of a normalizer, pre-tokenizer or decoder, with nested sequences flattened.
+
+    Refused unless it is null, or it and all its members are objects with a type.
+    """
+    tree = description.get(name)
     waiting = [] if tree is None else [tree]
     while waiting:
         part = waiting.pop(0)
-        inner = [part[name] for name in _MEMBERS if name in part]
-        if not inner:
-            yield part
-        waiting[:0] = inner[0] if inner else []
-
-
-def _check_parts(name: str, tree: Any) -> None:
-    """Raise unless a part is null or an object with a type, and so are all members of it."""
-    waiting = [] if tree is None else [tree]
-    for part in waiting:  # which grows
         sound = isinstance(part, dict) and isinstance(part.get("type"), str)
-        members = [part[key] for key in _MEMBERS if key in part] if sound else []
-        if not sound or not all(isinstance(inner, list) for inner in members):
+        inner = [part[key] for key in _MEMBERS if key in part] if sound else []
+        if not sound or not all(isinstance(members, list) for members in inner):
             raise InputError(
                 f'tokenizer.json: {name}: expected null or an object with a "type" and lists of '
                 f"members, found {part!r:.60}; export it again"
             )
-        waiting += [inner for several in members for inner in several]
-
-
-def _check_ids(ids: Sequence[Any], pieces: Mapping[str, int]) -> None:
-    """Raise unless every one of `ids` is in range and no two of `pieces` have the same."""
-    wrong = [i for i in ids if type(i) is not int or not 0 <= i <= LARGEST_ID]
-    if wrong:
-        raise InputError(
-            f"tokenizer.json: expected ids of 0 to {LARGEST_ID:,}, found {wrong[0]!r}; "
-            "export the tokenizer again"
-        )
-    if len(set(pieces.values())) < len(pieces):
-        raise InputError(
-            "tokenizer.json: two entries have the same id, so an id has no unique text; "
-            "export the tokenizer again"
-        )
+        if not inner:
+            yield part
+        waiting[:0] = [member for members in inner for member in members]
 
 
 def _make_special(description: dict[str, Any], kind: str, name: str) -> None:

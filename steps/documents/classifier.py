@@ -11,12 +11,11 @@ from models.shape.validation import at_least
 from pipeline import Artifact, External, InputError, Result, StepContext, step
 from pipeline.store import storage
 from steps.artifacts import TRAIN, Documents
+from steps.documents.facts import source_license
 from steps.documents.items import DocumentSource, document_items
-from steps.documents.licenses import source_license
 from steps.gang import HUB
 
 if TYPE_CHECKING:
-    import numpy as np
     import pyarrow as pa
 
     from data.prepare.classifier import TextClassifier
@@ -100,19 +99,18 @@ def train_classifier(
     """
     import numpy as np
 
-    from data.prepare.classifier import TextClassifier, encode
+    from data.prepare.classifier import TextClassifier, buckets_of, encode, feature_matrix
     from data.prepare.logistic import area_under_curve, minimise, objective
+    from data.select.document_hash import document_hash
 
     rows, labels, tests = [], [], []
-    for label, documents in ((True, good), (False, bad)):
-        count = 0
+    for value, documents in ((True, good), (False, bad)):
         for batch in _first(documents, fields, most):
-            rows += _features(batch.column("text"), bits, ngrams)
-            tests.append(_held_out(batch.column("id"), held_out))
-            count += batch.num_rows
+            rows += buckets_of(batch.column("text"), bits, ngrams)
+            tests.append(document_hash(batch.column("id"), 0) < np.uint64(held_out * 2.0**64))
+            labels.append(np.full(batch.num_rows, value))
             run.progress(len(rows), 2 * most, "documents")
-        labels.append(np.full(count, label))
-    label, test = np.concatenate(labels), np.concatenate(tests)
+    label, test = (np.concatenate([np.zeros(0, bool), *each]) for each in (labels, tests))
     for kind, part in (("training", ~test), ("held-out", test)):
         for value, name in ((True, "good"), (False, "bad")):
             if not (label[part] == value).any():
@@ -120,7 +118,7 @@ def train_classifier(
                     f"train_classifier: expected {name} documents for {kind}, found none among "
                     f"{int((label == value).sum()):,}; give more"
                 )
-    matrix = _matrix(rows, 1 << bits)
+    matrix = feature_matrix(rows, 1 << bits)
     fit = minimise(objective(matrix[~test], label[~test], l2), (1 << bits) + 1)
     made = TextClassifier(
         fit.weights[:-1].astype(np.float32), float(np.float32(fit.weights[-1])), ngrams
@@ -139,7 +137,7 @@ def train_classifier(
         "loss": fit.loss,
         "steps": fit.steps,
         "headline": [
-            f"held-out accuracy {accuracy:.3f}, AUC {auc:.3f} of {int(test.sum()):,} documents",
+            f"held-out accuracy {accuracy:.3f}, AUC {auc:.3f} of {test.sum():,} documents"
         ],
     }
 
@@ -161,36 +159,3 @@ def _first(documents: Documents | str, fields: Fields, most: int) -> Iterator[pa
                 left -= min(left, batch.num_rows)
             if not left:
                 return
-
-
-def _features(texts: pa.Array, bits: int, ngrams: int) -> list[np.ndarray]:
-    """int32 buckets of every text, ascending and distinct."""
-    import numpy as np
-
-    from data.prepare.classifier import features
-
-    found: list[np.ndarray] = []
-    for text, bucket, count in features(texts, bits, ngrams):
-        ends = np.searchsorted(text, np.arange(1, count))
-        found += np.split(bucket.astype(np.int32), ends)
-    return found
-
-
-def _held_out(ids: pa.Array, share: float) -> np.ndarray:
-    """bool [documents]: whether a document measures the classifier."""
-    import numpy as np
-
-    from data.select.document_hash import document_hash
-
-    return document_hash(ids, 0) < np.uint64(share * 2.0**64)
-
-
-def _matrix(rows: list[np.ndarray], buckets: int) -> Any:
-    """csr_array [texts, buckets]: rows of unit length."""
-    import numpy as np
-    from scipy.sparse import csr_array
-
-    sizes = np.array([len(row) for row in rows], np.int64)
-    values = np.repeat(1.0 / np.sqrt(np.maximum(sizes, 1)), sizes)
-    begins = np.concatenate([[0], np.cumsum(sizes)])
-    return csr_array((values, np.concatenate(rows), begins), shape=(len(rows), buckets))

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from data.read.unit import Fields
 from models.shape.validation import at_least
@@ -14,37 +13,13 @@ from pipeline.store import storage
 from pipeline.store.shards import Shard
 from steps.artifacts import Documents
 from steps.documents.evaluation_texts import EvaluationTexts, evaluation_texts, harness_texts
-from steps.documents.items import DocumentSource, document_items
-from steps.documents.licenses import source_license
+from steps.documents.facts import source_license
+from steps.documents.items import DocumentSource, document_items, forget
 from steps.documents.result import documents_result
 from steps.gang import HUB
 
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-    from data.prepare.contamination import Cut
-    from data.prepare.items import DocumentItem
-    from data.prepare.ngrams import Table
-
 _TABLE = "ngrams/table"
 _EXAMPLES = 5  # of an evaluation set
-
-
-class _Sets(NamedTuple):
-    """What the table of n-grams is made of."""
-
-    files: Mapping[str, str]  # URL of the texts by set
-    ngram: int
-    least: int
-
-
-class _Work(NamedTuple):
-    """What a task does."""
-
-    item: DocumentItem
-    table: str  # directory of the n-grams
-    names: tuple[str, ...]
-    cut: Cut | None
 
 
 def decontaminate(
@@ -127,10 +102,10 @@ def remove_contamination(
     fields: Fields,
 ) -> Result:
     """The step of `decontaminate`."""
-    from data.prepare.contamination import Cut
+    from data.prepare.contamination import Cut, clean_shard, table_shard
 
     files, sets = _by_name(against)
-    made = run.map(table_shard, {_TABLE: _Sets(files, ngram, least)})[_TABLE]
+    made = run.map(table_shard, {_TABLE: (files, ngram, least)})[_TABLE]
     table = storage.join(run.root, made.root)
     for name, count in made.result["sets"].items():
         unchecked = sets[name]["items"] - count["checked"]
@@ -139,11 +114,11 @@ def remove_contamination(
             run.warn(f"{name}: no text has {least} words or more, so none of it was looked for")
     cut = Cut(margin, shortest, pieces) if remove == "span" else None
     items = document_items(documents, fields)
-    work = {name: _Work(item, table, tuple(files), cut) for name, item in items.items()}
+    work = {name: (item, table, tuple(files), cut) for name, item in items.items()}
     written = run.map(clean_shard, work)
-    run.drop(_TABLE)  # no part of the output
+    forget(run, _TABLE)
     about = {"ngram": ngram, "remove": remove, "sets": _joined(sets, written.values())}
-    lines = _lines(about["sets"])
+    lines = [_line(name, found) for name, found in about["sets"].items()]
     if cut is not None:
         total = Counter[str]()
         for shard in written.values():
@@ -158,7 +133,7 @@ def remove_contamination(
 
 
 def _by_name(against: Iterable[EvaluationTexts]) -> tuple[dict[str, str], dict[str, Any]]:
-    """(URL of the texts, counts) of each evaluation set."""
+    """(URL of the texts, counts) by evaluation set."""
     files, sets = dict[str, str](), dict[str, Any]()
     for texts in against:
         for name, file in texts.files().items():
@@ -172,7 +147,6 @@ def _by_name(against: Iterable[EvaluationTexts]) -> tuple[dict[str, str], dict[s
 
 
 def _joined(sets: Mapping[str, Any], written: Iterable[Shard]) -> dict[str, Any]:
-    """For each set its counts, those of all shards, and some examples."""
     found: dict[str, dict[str, Any]] = {
         name: {**about, "documents": 0, "hits": 0, "examples": []} for name, about in sets.items()
     }
@@ -185,75 +159,9 @@ def _joined(sets: Mapping[str, Any], written: Iterable[Shard]) -> dict[str, Any]
     return found
 
 
-def _lines(sets: Mapping[str, Any]) -> list[str]:
-    lines = []
-    for name, found in sets.items():
-        short = f", {found['unchecked']:,} too short to look for" if found["unchecked"] else ""
-        lines.append(
-            f"{name}: {found['hits']:,} n-grams in {found['documents']:,} documents "
-            f"({found['items']:,} items{short})"
-        )
-    return lines
-
-
-def table_shard(directory: str, sets: _Sets) -> Mapping[str, Any]:
-    """Shard writer: the n-grams of all evaluation sets."""
-    import numpy as np
-
-    from data.arrays import save_array
-    from data.prepare.ngrams import make_table
-    from data.read.parquet_table import read_table
-
-    batches = {name: read_table(file) for name, file in sets.files.items()}
-    table, counts = make_table(batches, sets.ngram, sets.least)
-    for name in ("hashes", "owners"):
-        save_array(storage.join(directory, f"{name}.npy"), getattr(table, name))
-    save_array(storage.join(directory, "lengths.npy"), np.array(table.lengths, np.int64))
-    return {"sets": {name: count._asdict() for name, count in counts.items()}}
-
-
-@functools.lru_cache(1)
-def _table(directory: str) -> Table:
-    from data.arrays import load_array
-    from data.prepare.ngrams import Table
-
-    hashes, owners, lengths = (
-        load_array(storage.join(directory, f"{name}.npy"))
-        for name in ("hashes", "owners", "lengths")
+def _line(name: str, found: Mapping[str, Any]) -> str:
+    short = f", {found['unchecked']:,} too short to look for" if found["unchecked"] else ""
+    return (
+        f"{name}: {found['hits']:,} n-grams in {found['documents']:,} documents "
+        f"({found['items']:,} items{short})"
     )
-    return Table(tuple(lengths.tolist()), hashes, owners)
-
-
-def clean_shard(directory: str, work: _Work) -> Mapping[str, Any]:
-    """Shard writer: the item's documents without what the evaluation sets contain."""
-    from data.prepare.contamination import Overlaps, cut_documents, drop_documents
-    from data.prepare.items import read_documents
-    from data.prepare.ngrams import find_hits
-    from data.prepare.write import DocumentWriter
-    from data.read.work_units import INVALID, NULL
-
-    table, tally = _table(work.table), Counter[str]()
-    overlaps, cut = Overlaps(work.names), Counter[str](documents=0, pieces=0, tokens=0)
-    with DocumentWriter(directory) as out:
-        for split, batch in read_documents(work.item, tally):
-            hits = find_hits(table, batch.column("text"))
-            overlaps.add(batch, hits)
-            if work.cut is None:
-                left, dropped = drop_documents(batch, hits, work.names)
-            else:
-                left, dropped = cut_documents(batch, hits, work.cut)
-            gone = {reason: batch.take(rows) for reason, rows in dropped.items()}
-            for reason, rows in gone.items():
-                out.drop(reason, rows)
-            out.write(split, left)
-            hit = len(set(hits.text.tolist()))
-            cut["documents"] += hit - sum(rows.num_rows for rows in gone.values())
-            cut["pieces"] += left.num_rows - (batch.num_rows - hit)
-            cut["tokens"] += _tokens(batch) - _tokens(left) - sum(map(_tokens, gone.values()))
-        for reason in (NULL, INVALID):
-            out.skip(reason, tally[reason])
-    return {**out.result, "contamination": overlaps.result(), "cut": cut}
-
-
-def _tokens(batch: pa.RecordBatch) -> int:
-    return int(batch.column("token_count").to_numpy().sum())

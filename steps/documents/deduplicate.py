@@ -8,7 +8,7 @@ clusters and their keepers, and `documents` writes the documents again without t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -16,22 +16,18 @@ from data.prepare.comparison import Comparison, NearDuplicates
 from data.read.unit import Fields
 from pipeline import InputError, Result, StepContext, step
 from pipeline.store import storage
-from pipeline.store.parallel import concurrently
 from pipeline.store.shards import Shard
 from steps.artifacts import TRAIN, Documents
-from steps.documents.items import DocumentSource, document_items
-from steps.documents.licenses import source_license
+from steps.documents.facts import source_license
+from steps.documents.items import DocumentSource, document_items, forget, in_groups
 from steps.documents.result import documents_result
 from steps.gang import HUB
 
 if TYPE_CHECKING:
-    from data.prepare.duplicates import Share
     from data.prepare.items import DocumentItem
 
 AT_ONCE = 1 << 22
 """Keys, or edges, of one task."""
-
-_TEMPORARY = ("sign/", "compare/", "merge/", "resolve/")
 
 
 def _check(arguments: Mapping[str, Any]) -> None:
@@ -72,6 +68,8 @@ def deduplicate(
         InputError: there is no column `by`, its values cannot be compared, or a split loses all of
             its documents.
     """
+    from data.prepare.duplicates import resolve_shard, sign_shard, unique_shard
+
     method = NearDuplicates() if near is True else near or None
     order = documents.splits if isinstance(documents, Documents) else (TRAIN,)
     held_out = [name for name in order if name != TRAIN]
@@ -80,20 +78,20 @@ def deduplicate(
         raise InputError("expected splits of other names than 'dropped', which names a file here")
     comparison = Comparison(method, by or "text", ranks, across_splits)
     items = _items(documents, comparison.by, fields)
-    signed = _sign(run, items, comparison)
-    compared = _compare(run, signed, comparison)
-    found = run.map(resolve_shard, {"resolve/all": (compared, [*_places(run, signed)])})
-    resolved = found["resolve/all"]
-    lost = dict.fromkeys(resolved.result["items"], _place(run, resolved))
-    work = {
-        name: (item, number, lost.get(number), comparison)
-        for number, (name, item) in enumerate(items.items())
-    }
-    written = run.map(unique_shard, work)
-    counts = {name: resolved.result[name] for name in ("clusters", "largest_cluster")}
+    work = {name.replace("documents/", "sign/"): (item, comparison) for name, item in items.items()}
+    signed = run.map(sign_shard, work)
+    places = _places(run, signed)
+    count = sum(shard.result["documents"] for shard in signed.values())
+    compared = _compare(run, places, count, comparison)
+    found = run.map(resolve_shard, {"resolve/all": (compared, places)})
+    resolved = found["resolve/all"].result
+    lost = dict.fromkeys(resolved["items"], *_places(run, found))
+    each = enumerate(items.items())
+    unique = {name: (item, n, lost.get(n), comparison) for n, (name, item) in each}
+    written = run.map(unique_shard, unique)
+    counts = {name: resolved[name] for name in ("clusters", "largest_cluster")}
     result = documents_result(run, written, documents, **counts)
-    names = [name for name in run.declared if name.startswith(_TEMPORARY)]
-    concurrently(run.drop, names, run.root)  # the output does not need them
+    forget(run, "sign/", "compare/", "merge/", "resolve/")
     return result
 
 
@@ -109,24 +107,16 @@ def _items(documents: Documents | str, by: str, fields: Fields) -> dict[str, Doc
     return items
 
 
-def _sign(
-    run: StepContext, items: Mapping[str, DocumentItem], comparison: Comparison
-) -> list[Shard]:
-    work = {name.replace("documents/", "sign/"): (item, comparison) for name, item in items.items()}
-    return list(run.map(sign_shard, work).values())
-
-
-def _compare(run: StepContext, signed: list[Shard], comparison: Comparison) -> list[str]:
+def _compare(
+    run: StepContext, places: list[str], documents: int, comparison: Comparison
+) -> list[str]:
     """Directories with all edges, few enough for one task, or in one file."""
-    from data.prepare.band_file import SHARES
-    from data.prepare.duplicates import Share
+    from data.prepare.duplicates import SHARES, Share, compare_shard, merge_shard
 
-    documents = sum(shard.result["documents"] for shard in signed)
     shares = 1
     while shares < min(SHARES, documents / AT_ONCE):
         shares *= 2
     step = max(1, AT_ONCE // max(1, documents))  # bands of one task
-    places = _places(run, signed)
     work = {
         f"compare/{share:03d}-{band:04d}": (
             Share(places, (band, min(band + step, comparison.bands)), share, shares),
@@ -135,73 +125,16 @@ def _compare(run: StepContext, signed: list[Shard], comparison: Comparison) -> l
         for share in range(shares)
         for band in range(0, comparison.bands, step)
     }
-    shards, level = list(run.map(compare_shard, work).values()), 0
-    while len(shards) > 1 and sum(shard.result["edges"] for shard in shards) > AT_ONCE:
-        groups = {
-            f"merge/{level:02d}-{number:06d}": _places(run, group)
-            for number, group in enumerate(_groups(shards))
+    shards, level = run.map(compare_shard, work), 0
+    while len(shards) > 1 and sum(shard.result["edges"] for shard in shards.values()) > AT_ONCE:
+        groups = in_groups(shards.items(), lambda each: each[1].result["edges"], AT_ONCE, least=2)
+        merged = {
+            f"merge/{level:02d}-{number:06d}": _places(run, dict(group))
+            for number, group in enumerate(groups)
         }
-        shards, level = list(run.map(merge_shard, groups).values()), level + 1
+        shards, level = run.map(merge_shard, merged), level + 1
     return _places(run, shards)
 
 
-def _groups(shards: list[Shard]) -> Iterator[list[Shard]]:
-    """Neighbouring shards for one task: at least two, and about as many edges as fit."""
-    group, edges = list[Shard](), 0
-    for shard in shards:
-        edges += shard.result["edges"]
-        if len(group) > 1 and edges > AT_ONCE:
-            yield group
-            group, edges = [], shard.result["edges"]
-        group.append(shard)
-    yield group
-
-
-def _place(run: StepContext, shard: Shard) -> str:
-    return storage.join(run.root, shard.root)
-
-
-def _places(run: StepContext, shards: list[Shard]) -> list[str]:
-    return [_place(run, shard) for shard in shards]
-
-
-# The files of these shard writers are no part of the output, so they have no content.
-
-
-def sign_shard(directory: str, work: tuple[DocumentItem, Comparison]) -> Mapping[str, Any]:
-    """Shard writer: the keys, ids and ranks of an item's documents."""
-    from data.prepare.duplicates import sign
-
-    return {"documents": sign(directory, *work), "content": None}
-
-
-def compare_shard(directory: str, work: tuple[Share, Comparison]) -> Mapping[str, Any]:
-    """Shard writer: edges between the documents with equal keys."""
-    from data.prepare.duplicates import compare
-
-    return {"edges": compare(directory, *work), "content": None}
-
-
-def merge_shard(directory: str, compared: list[str]) -> Mapping[str, Any]:
-    """Shard writer: the forest of several shards' edges."""
-    from data.prepare.duplicates import merge
-
-    return {"edges": merge(directory, compared), "content": None}
-
-
-def resolve_shard(directory: str, work: tuple[list[str], list[str]]) -> Mapping[str, Any]:
-    """Shard writer: the rows to drop of every item that has duplicates."""
-    from data.prepare.duplicates import resolve
-
-    return {**resolve(directory, *work), "content": None}
-
-
-def unique_shard(
-    directory: str, work: tuple[DocumentItem, int, str | None, Comparison]
-) -> Mapping[str, Any]:
-    """Shard writer: an item's documents without those that `resolve_shard` found."""
-    from data.prepare.duplicates import lost_file, without_duplicates
-
-    item, number, resolved, comparison = work
-    lost = lost_file(resolved, number) if resolved is not None else None
-    return without_duplicates(directory, item, lost, comparison)
+def _places(run: StepContext, shards: Mapping[str, Shard]) -> list[str]:
+    return [storage.join(run.root, shard.root) for shard in shards.values()]

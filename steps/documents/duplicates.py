@@ -7,20 +7,22 @@ the duplicates of one share each.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
+import numpy as np
+
+from data.arrays import load_array, save_array
+from data.select import duplicates, write_sample
+from data.select.duplicates import TEXT_WORDS, Duplicates, Part, Share, by_share, compare
 from pipeline import StepContext
 from pipeline.store import storage
 from pipeline.store.parallel import concurrently, in_order
 from pipeline.store.shards import Shard
+from steps.documents.items import in_groups
 
-if TYPE_CHECKING:
-    import numpy as np
-
-    from data.select.duplicates import Duplicates, Part
-
-_DIVIDE, _COMPARE = "divide", "compare"
+TEMPORARY = ("divide/", "compare/")
+"""Shards of the comparison, which the output does not need."""
 
 
 class _Place(NamedTuple):
@@ -38,24 +40,22 @@ _Piece = tuple[str, tuple[int, int], tuple[int, int]]
 
 
 def drop_duplicates(
-    run: StepContext, splits: tuple[str, ...], written: Mapping[str, Shard], *, by_position: bool
+    run: StepContext, splits: tuple[str, ...], written: Mapping[str, Shard], by_position: bool
 ) -> tuple[dict[str, Shard], int]:
     """(shards rewritten without their duplicates, number of documents with a repeated id).
 
     The first split, train, keeps a copy only if no other has it.
     """
-    import numpy as np
-
     train, *others = splits
     rank = {name: index for index, name in enumerate((*others, train))}
     parts = [(shard, split) for shard in written.values() for split in shard.result["splits"]]
     places = [
         _Place(
-            number=number,
-            rank=rank[split],
-            directory=storage.join(run.root, shard.root),
-            split=split,
-            documents=shard.result["splits"][split]["documents"],
+            number,
+            rank[split],
+            storage.join(run.root, shard.root),
+            split,
+            shard.result["splits"][split]["documents"],
         )
         for number, (shard, split) in enumerate(parts)
     ]
@@ -72,23 +72,14 @@ def drop_duplicates(
     return run.map(unique_shard, items), found.repeated_ids
 
 
-def forget_comparison(run: StepContext) -> None:
-    """Leave the shards of the comparison out of the output, which does not need them."""
-    names = [name for name in run.declared if name.partition("/")[0] in (_DIVIDE, _COMPARE)]
-    concurrently(run.drop, names, run.root)
-
-
 def _find(run: StepContext, places: list[_Place], by_position: bool) -> Duplicates:
-    from data.arrays import load_array
-    from data.select import duplicates
-
     documents = sum(place.documents for place in places)
     if documents <= duplicates.AT_ONCE:
         read = in_order(_read, places, run.root)
         return duplicates.find_duplicates(read, by_position=by_position)
     shares = -(-documents // duplicates.AT_ONCE)
-    groups = [*_groups(places, duplicates.AT_ONCE)]
-    items = {f"{_DIVIDE}/{n:06d}": (group, shares) for n, group in enumerate(groups)}
+    groups = in_groups(places, lambda place: place.documents, duplicates.AT_ONCE)
+    items = {f"divide/{n:06d}": (group, shares) for n, group in enumerate(groups)}
     divided = run.map(divide_shard, items).values()
 
     def pieces(share: int) -> tuple[_Piece, ...]:
@@ -101,36 +92,20 @@ def _find(run: StepContext, places: list[_Place], by_position: bool) -> Duplicat
             for shard in divided
         )
 
-    compare = {f"{_COMPARE}/{share:06d}": (pieces(share), by_position) for share in range(shares)}
-    compared = run.map(compare_shard, compare)
+    work = {f"compare/{share:06d}": (pieces(share), by_position) for share in range(shares)}
+    compared = run.map(compare_shard, work)
     urls = [storage.join(run.root, shard.root, "lost.npy") for shard in compared.values()]
     repeated = [shard.result["repeated"] for shard in compared.values()]
     return duplicates.join(zip(in_order(load_array, urls, run.root), repeated, strict=True))
 
 
-def _groups(places: list[_Place], at_once: int) -> Iterator[tuple[_Place, ...]]:
-    """Neighbouring parts for one task: about as many documents as are compared at once."""
-    group, documents = list[_Place](), 0
-    for place in places:
-        documents += place.documents
-        if group and documents > at_once:
-            yield tuple(group)
-            group, documents = [], place.documents
-        group.append(place)
-    yield tuple(group)
-
-
 def _read(place: _Place) -> Part:
-    from data.select.duplicates import Part
-    from data.select.write_sample import read_hashes
-
-    return Part(place.number, place.rank, read_hashes(place.directory, place.split))
+    hashes = write_sample.read_hashes(place.directory, place.split)
+    return Part(place.number, place.rank, hashes)
 
 
-def divide_shard(directory: str, item: tuple[tuple[_Place, ...], int]) -> Mapping[str, Any]:
+def divide_shard(directory: str, item: tuple[list[_Place], int]) -> Mapping[str, Any]:
     """Shard writer: the hashes of some parts, share after share; the result has the ends."""
-    from data.select.duplicates import by_share
-
     places, count = item
     shares = by_share(in_order(_read, places, directory), count)
     ends: dict[str, list[int]] = {}
@@ -146,8 +121,6 @@ def divide_shard(directory: str, item: tuple[tuple[_Place, ...], int]) -> Mappin
 
 def compare_shard(directory: str, item: tuple[tuple[_Piece, ...], bool]) -> Mapping[str, Any]:
     """Shard writer: part and row of every document of one share that is to be dropped."""
-    from data.arrays import save_array
-    from data.select.duplicates import TEXT_WORDS, Share, compare
 
     def load(piece: _Piece) -> Share:
         place, texts, ids = piece
@@ -161,8 +134,6 @@ def compare_shard(directory: str, item: tuple[tuple[_Piece, ...], bool]) -> Mapp
 
 
 def _words(url: str, begin: int, end: int) -> np.ndarray:
-    import numpy as np
-
     with storage.open_read(url) as file:
         file.seek(begin)
         return np.frombuffer(file.read(end - begin), "<u8").astype(np.uint64)
@@ -170,6 +141,4 @@ def _words(url: str, begin: int, end: int) -> np.ndarray:
 
 def unique_shard(directory: str, item: tuple[str, dict[str, np.ndarray]]) -> Mapping[str, Any]:
     """Shard writer: a sampled shard without its duplicates, of which it gets the rows by split."""
-    from data.select.write_sample import drop_rows
-
-    return drop_rows(*item, directory)
+    return write_sample.drop_rows(*item, directory)

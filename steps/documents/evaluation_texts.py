@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,7 +14,6 @@ if TYPE_CHECKING:
     from data.prepare.ngrams import Item
 
 _FILE = "texts.parquet"
-_ITEMS = 4096  # of one batch
 
 
 class EvaluationTexts(Artifact):
@@ -85,10 +83,12 @@ def harness_texts(
 
 
 def _write(run: StepContext, sets: Mapping[str, Iterable[Item]], source: str) -> Result:
+    from data.prepare.evaluation_set import write_set
+
     found = {}
     for number, (name, items) in enumerate(sets.items()):
         with run.shard(f"texts/{number:06d}", about := {"set": name}) as directory:
-            about |= _write_set(storage.join(directory, _FILE), items)
+            about |= write_set(storage.join(directory, _FILE), items)
         if not about["texts"]:
             raise InputError(
                 f"{source}: {name}: expected texts of an evaluation set, found none; name other "
@@ -99,22 +99,3 @@ def _write(run: StepContext, sets: Mapping[str, Iterable[Item]], source: str) ->
         "sets": found,
         "headline": [f"{name}: {count['items']:,} items" for name, count in found.items()],
     }
-
-
-def _write_set(url: str, items: Iterable[Item]) -> dict[str, int]:
-    import pyarrow as pa
-
-    from data.prepare.evaluation_set import SCHEMA
-    from data.read.parquet_table import TableWriter
-
-    numbered = enumerate(items)
-    count = texts = 0
-    with TableWriter(url, SCHEMA) as table:
-        while part := list(itertools.islice(numbered, _ITEMS)):
-            count += len(part)
-            rows = [(item, text) for item, own in part for text in own if text.strip()]
-            texts += len(rows)
-            columns = zip(*rows, strict=True) if rows else ((), ())
-            arrays = map(pa.array, columns, SCHEMA.types)
-            table.write(pa.record_batch(list(arrays), SCHEMA))
-    return {"items": count, "texts": texts}

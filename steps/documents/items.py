@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, TypeAlias
+from typing import TYPE_CHECKING, Annotated, TypeAlias, TypeVar
 
 from data.read.listing import absolute, list_documents
 from data.read.unit import Fields
-from pipeline import External, InputError
+from pipeline import External, InputError, StepContext
 from pipeline.store.parallel import by_item, concurrently
 from steps.artifacts import TRAIN, Documents
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from data.prepare.items import DocumentItem
     from data.read.unit import Unit
 
+T = TypeVar("T")
 DocumentSource: TypeAlias = Annotated[Documents | str, External(list_documents, absolute)]
 """The type of a step's argument that takes another step's documents, or a source."""
 
@@ -70,3 +72,24 @@ def _stored(documents: Documents) -> list[DocumentItem]:
         )
         for files in parts
     ]
+
+
+def in_groups(
+    items: Iterable[T], size: Callable[[T], int], most: int, least: int = 1
+) -> Iterator[list[T]]:
+    """Neighbouring items in groups of about `most` together, but at least so many items."""
+    group, total = list[T](), 0
+    for item in items:
+        total += size(item)
+        if len(group) >= least and total > most:
+            yield group
+            group, total = [], size(item)
+        group.append(item)
+    if group:
+        yield group
+
+
+def forget(run: StepContext, *prefixes: str) -> None:
+    """Leave shards that only this step's own work needed out of the output."""
+    names = [name for name in run.declared if name.startswith(prefixes)]
+    concurrently(run.drop, names, run.root)

@@ -20,7 +20,7 @@ def documents_result(
     documents: Documents | str,
     **more: Any,
 ) -> Result:
-    """The result of a step whose shards `data.prepare.write.DocumentWriter` wrote.
+    """The result of a step whose shards `data.prepare.items.DocumentWriter` wrote.
 
     `documents_seen` is the sum of `documents_kept` and of `dropped`, the number of documents by
     reason, unless a map made several of one; `tokens_seen` likewise of `tokens_kept` and
@@ -46,12 +46,15 @@ def documents_result(
         parts = [s.result["splits"][name] for s in shards if name in s.result["splits"]]
         count = {key: sum(part[key] for part in parts) for key in ("documents", "tokens", "bytes")}
         if not count["documents"]:
-            raise InputError(_empty(run.label, name, dropped))
+            reasons = ", ".join(f"{each:,} ({reason})" for reason, each in dropped.items())
+            raise InputError(
+                f"{run.label}: expected documents to keep in {name!r}, found none: dropped "
+                f"{reasons or 'none'}; loosen what drops them, or give other documents"
+            )
         splits[name] = {
             "tokens_asked": -1,
-            "tokens_counted": count["tokens"],
-            "documents": count["documents"],
-            "bytes": count["bytes"],
+            "tokens_counted": count.pop("tokens"),
+            **count,
             "digest": digest_hex(sum(int(part["digest"], 16) for part in parts)),
         }
     kept = sum(split["documents"] for split in splits.values())
@@ -76,14 +79,6 @@ def documents_result(
     }
 
 
-def _empty(label: str, split: str, dropped: Mapping[str, int]) -> str:
-    reasons = ", ".join(f"{count:,} ({reason})" for reason, count in dropped.items())
-    return (
-        f"{label}: expected documents to keep in {split!r}, found none: dropped {reasons or 'none'}"
-        "; loosen what drops them, or give other documents"
-    )
-
-
 def _columns(shards: list[Shard]) -> dict[str, str]:
     """Type by column, the same in all shards that have documents."""
     found: dict[str, str] = {}
@@ -99,8 +94,7 @@ def _columns(shards: list[Shard]) -> dict[str, str]:
 
 
 def _examples(run: StepContext, shards: list[Shard]) -> dict[str, list[dict[str, str]]]:
-    """Documents that were dropped, by reason."""
-    from data.prepare.write import EXAMPLES, MOST_EXAMPLES
+    from data.prepare.items import EXAMPLES, MOST_EXAMPLES
 
     found: dict[str, list[dict[str, str]]] = {}
     for shard in [s for s in shards if any(f.path == EXAMPLES for f in s.files)][:_LOOKED_AT]:

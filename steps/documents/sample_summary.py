@@ -4,43 +4,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from data.read.work_units import INVALID, NULL
+from data.select.document_hash import digest_hex
+from data.select.hash_ranges import one_id
+from data.select.token_budget import Budget
+from data.select.token_ratio import TokenRatio
 from pipeline import InputError, Result, StepContext
 from pipeline.store.shards import Shard
-from steps.documents.sample_shards import SampleItem
+from steps.documents.sample_choice import Chosen
 
-if TYPE_CHECKING:
-    from data.select.hash_histogram import HashHistogram
-    from data.select.token_budget import Budget
-    from data.select.token_ratio import TokenRatio
-
-SKIPPED = ("null", "invalid")  # reasons of rows that are no documents
 _FAR_OFF = 0.1  # relative difference from the budget above which the step warns
-
-
-@dataclass(frozen=True, kw_only=True)
-class Chosen:
-    """The chosen documents, and statistics of the choice.
-
-    Attributes:
-        items: items of `sample_shard`, in order.
-        rate: tokenizer tokens per token of the source's count; None without a tokenizer.
-        counted: counts of the whole source; None for unit="row_group".
-        skipped: documents of row groups in which none can be chosen, by reason.
-        files: number of files of the source, for unit="row_group", which may not open them all.
-        fetched: compressed bytes of the chosen row groups, for unit="row_group".
-        at_the_ends: number of documents with the last id of each split, for unit="document".
-    """
-
-    items: list[SampleItem]
-    rate: TokenRatio | None
-    counted: HashHistogram | None = None
-    skipped: Mapping[str, int] = field(default_factory=dict)
-    files: int | None = None
-    fetched: int | None = None
-    at_the_ends: Mapping[str, int] = field(default_factory=dict)
 
 
 def summary(
@@ -61,8 +36,8 @@ def summary(
         probe = {"documents": rate.documents, "clusters": rate.clusters}
         probe |= {"tokens_per_count": rate.per_count, "standard_error": rate.standard_error}
     counted = all(unit.counted for item in chosen.items for unit in item.units)
-    number = {name: name.rpartition("/")[2] for name in written}
-    final = [unique.get(f"unique/{number[name]}", shard) for name, shard in written.items()]
+    numbers = [(name.rpartition("/")[2], shard) for name, shard in written.items()]
+    final = [unique.get(f"unique/{number}", shard) for number, shard in numbers]
     splits = {name: _split(name, budget, rate, final) for name in budget.names}
     dropped = Counter[str](chosen.skipped)
     for shard in (*written.values(), *unique.values()):
@@ -96,11 +71,7 @@ def summary(
         "content_digest": _sum_hex(part["digest"] for part in splits.values()),
         "headline": [
             *(_line(name, part, counted) for name, part in splits.items()),
-            *(
-                f"skipped {dropped[reason]:,} {reason} rows"
-                for reason in SKIPPED
-                if dropped[reason]
-            ),
+            *(f"skipped {dropped[why]:,} {why} rows" for why in (NULL, INVALID) if dropped[why]),
         ],
     }
 
@@ -108,9 +79,6 @@ def summary(
 def _split(
     name: str, budget: Budget, rate: TokenRatio | None, shards: list[Shard]
 ) -> dict[str, Any]:
-    """A split's entry of the result: tokens asked, counted and predicted, and its documents."""
-    from data.select.token_ratio import TokenRatio
-
     known = rate or TokenRatio()
     parts = [s.result["splits"][name] for s in shards if name in s.result["splits"]]
     documents = sum(part["documents"] for part in parts)
@@ -129,13 +97,10 @@ def _split(
 
 
 def _sum_hex(digests: Iterable[str]) -> str:
-    from data.select.document_hash import digest_hex
-
     return digest_hex(sum(int(digest, 16) for digest in digests))
 
 
 def _empty(name: str, seen: int, dropped: Mapping[str, int]) -> str:
-    """The error message for a split without documents."""
     reasons = ", ".join(f"{count:,} ({reason})" for reason, count in dropped.items() if count)
     return (
         f"{name}: expected documents, found none: of {seen:,} rows, dropped {reasons}; check the "
@@ -146,8 +111,6 @@ def _empty(name: str, seen: int, dropped: Mapping[str, int]) -> str:
 def _far_off(name: str, part: dict[str, Any], at_the_end: int) -> str:
     """The warning about a split that is far from its budget, or ""; `at_the_end` documents have
     its last id."""
-    from data.select.hash_ranges import one_id
-
     share = part["predicted_over_asked"]
     if share is None or abs(share) <= _FAR_OFF:
         return ""
@@ -163,7 +126,6 @@ def _far_off(name: str, part: dict[str, Any], at_the_end: int) -> str:
 
 
 def _line(name: str, part: dict[str, Any], counted: bool) -> str:
-    """The headline of a split; `counted` is whether the source has a `token_count`."""
     by = "by the source's count" if counted else "estimated from bytes"
     asked = f"{part['tokens_asked']:,}" if part["tokens_asked"] > 0 else "all there is"
     error = part["predicted_standard_error"]

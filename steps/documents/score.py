@@ -2,42 +2,22 @@
 
 from __future__ import annotations
 
-import math
-import numbers
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
 from data.read.unit import Fields
 from pipeline import InputError, Result, StepContext, step
 from pipeline.graph.step import Node
-from pipeline.store import storage
 from pipeline.store.shards import Shard
 from steps.artifacts import Documents
 from steps.documents.classifier import Classifier
+from steps.documents.facts import source_license
 from steps.documents.items import DocumentSource, document_items
-from steps.documents.licenses import source_license
 from steps.documents.result import documents_result
 from steps.gang import HUB
 
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-    from data.prepare.apply import Function
-    from data.prepare.classifier import TextClassifier
-    from data.prepare.items import DocumentItem
-
 Call = Callable[..., Any]
 _BINS = tuple(index / 20 for index in range(21))
-
-
-class _Work(NamedTuple):
-    """What a task does."""
-
-    item: DocumentItem
-    function: Function
-    column: str
-    bins: tuple[float, ...]
 
 
 def _check(arguments: Mapping[str, Any]) -> None:
@@ -83,16 +63,12 @@ def score_documents(
         skip_failed: drop and count documents with which the function raises an error.
         fields: names of a source's columns, and which others to keep.
     """
-    from data.prepare.apply import Function
+    from data.prepare.scores import ScoreWork, score_shard
 
     del version
-    columns = ((column, "float64"),)
-    if isinstance(by, Classifier):
-        function = Function((_Classified(by.load(), column),), columns, batched=True)
-    else:
-        function = Function((_Scored(by, column),), columns, skip_failed=skip_failed)
-    items = document_items(documents, fields)
-    work = {name: _Work(item, function, column, bins) for name, item in items.items()}
+    scorer = by.load() if isinstance(by, Classifier) else by
+    items = document_items(documents, fields).items()
+    work = {name: ScoreWork(item, scorer, column, bins, skip_failed) for name, item in items}
     written = run.map(score_shard, work)
     result = documents_result(run, written, documents)
     counted = _histogram(written.values(), bins)
@@ -104,7 +80,6 @@ def score_documents(
 
 
 def _histogram(written: Iterable[Shard], bins: tuple[float, ...]) -> dict[str, Any]:
-    """Of all documents: documents by bin, below the bins and above them, least, most and mean."""
     found = [shard.result["scores"] for shard in written if shard.result["scores"]["documents"]]
     documents = sum(one["documents"] for one in found)
     return {
@@ -116,67 +91,3 @@ def _histogram(written: Iterable[Shard], bins: tuple[float, ...]) -> dict[str, A
         "max": max(one["max"] for one in found),
         "mean": sum(one["sum"] for one in found) / documents,
     }
-
-
-class _Scored:
-    """Calls a user's function, and has its name in messages."""
-
-    def __init__(self, by: Call, column: str) -> None:
-        from data.prepare.apply import name_of
-
-        self.by, self.column = by, column
-        self.__qualname__ = name_of(by)
-
-    def __call__(self, document: dict[str, Any]) -> dict[str, float]:
-        value = self.by(document)
-        if not isinstance(value, numbers.Real) or not math.isfinite(value):
-            found = "nothing" if value is None else f"{value!r:.60}"
-            raise TypeError(f"expected a finite number to be returned, found {found}")
-        return {self.column: float(value)}
-
-
-@dataclass(frozen=True)
-class _Classified:
-    """Scores a batch by a classifier."""
-
-    by: TextClassifier
-    column: str
-
-    def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        import pyarrow as pa
-
-        scores = pa.array(self.by.score(batch.column("text")), pa.float64())
-        index = batch.schema.get_field_index(self.column)
-        if index < 0:
-            return batch.append_column(self.column, scores)
-        return batch.set_column(index, pa.field(self.column, pa.float64()), scores)
-
-
-def score_shard(directory: str, work: _Work) -> Mapping[str, Any]:
-    """Shard writer: the item's documents with scores."""
-    import numpy as np
-
-    from data.prepare.apply import map_item
-    from data.read.parquet_table import read_table
-
-    result = map_item(directory, work.item, work.function)
-    found = [
-        batch.column(work.column).to_numpy()
-        for split in result["splits"]
-        for batch in read_table(storage.join(directory, f"{split}.parquet"), [work.column])
-    ]
-    values = np.concatenate([np.zeros(0), *found])
-    counts, _ = np.histogram(values, np.array(work.bins))
-    scores = {
-        "documents": len(values),
-        "counts": counts.tolist(),
-        "below": int((values < work.bins[0]).sum()),
-        "above": int((values > work.bins[-1]).sum()),
-    }
-    if len(values):
-        scores |= {
-            "min": float(values.min()),
-            "max": float(values.max()),
-            "sum": float(values.sum()),
-        }
-    return {**result, "scores": scores}

@@ -3,72 +3,50 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from data.read.unit import Fields
 from pipeline import InputError, Result, StepContext, step
 from steps.artifacts import Documents
+from steps.documents.facts import source_license
 from steps.documents.items import DocumentSource, document_items
-from steps.documents.licenses import source_license
 from steps.documents.result import documents_result
 from steps.gang import HUB
-
-if TYPE_CHECKING:
-    from data.prepare.apply import Function
-    from data.prepare.items import DocumentItem
 
 Call = Callable[..., Any]
 
 
-def _check_map(arguments: Mapping[str, Any]) -> None:
-    _check_calls("map_documents(by=...)", (arguments["by"],))
-    _check_settings("map_documents", arguments)
+def _check(arguments: Mapping[str, Any]) -> None:
+    import pyarrow as pa
 
-
-def _check_filter(arguments: Mapping[str, Any]) -> None:
-    _check_calls("filter_documents(keep=...)", _calls(arguments["keep"]))
-    _check_settings("filter_documents", arguments)
-
-
-def _calls(given: Any) -> tuple[Call, ...]:
-    return given if isinstance(given, tuple) else (given,)
-
-
-def _check_calls(argument: str, calls: tuple[Any, ...]) -> None:
+    step, name = ("map_documents", "by") if "by" in arguments else ("filter_documents", "keep")
+    calls = _calls(arguments[name])
     wrong = [call for call in calls if not callable(call) or isinstance(call, type)]
     if wrong or not calls:
         raise InputError(
-            f"{argument}: expected a function, found {wrong[0] if wrong else 'none'!r}; define one "
-            "in the experiment's file, or import it"
+            f"{step}({name}=...): expected a function, found {wrong[0] if wrong else 'none'!r}; "
+            "define one in the experiment's file, or import it"
         )
-
-
-def _check_settings(step: str, arguments: Mapping[str, Any]) -> None:
-    import pyarrow as pa
-
     if arguments["batched"] and arguments["skip_failed"]:
         raise InputError(
             f"{step}: skip_failed=True does not go with batched=True, where an error is not of one "
             "document; leave one of them out"
         )
-    for name, kind in arguments["columns"]:
+    for column, kind in arguments["columns"]:
         try:
             pa.type_for_alias(kind)
         except ValueError:
             raise InputError(
-                f"{step}(columns=...): {name!r} has the type {kind!r}; expected one of Arrow's, "
+                f"{step}(columns=...): {column!r} has the type {kind!r}; expected one of Arrow's, "
                 'such as "string", "int64", "float64" or "bool"'
             ) from None
 
 
-@step(
-    output=Documents,
-    version=1,
-    cpus=0,
-    check=_check_map,
-    facts=source_license,
-    environment=HUB,
-)
+def _calls(given: Call | tuple[Call, ...]) -> tuple[Call, ...]:
+    return given if isinstance(given, tuple) else (given,)
+
+
+@step(output=Documents, version=1, cpus=0, check=_check, facts=source_license, environment=HUB)
 def map_documents(
     run: StepContext,
     documents: DocumentSource,
@@ -98,13 +76,16 @@ def map_documents(
         InputError: the function fails with a document or returns something else, or no document
             is left.
     """
+    from data.prepare.apply import Function, map_shard
+
     del version
-    return _transform(run, documents, map_shard, (by,), columns, batched, skip_failed, fields)
+    function = Function((by,), columns, batched, skip_failed)
+    items = document_items(documents, fields)
+    written = run.map(map_shard, {name: (item, function) for name, item in items.items()})
+    return documents_result(run, written, documents)
 
 
-@step(
-    output=Documents, version=1, cpus=0, check=_check_filter, facts=source_license, environment=HUB
-)
+@step(output=Documents, version=1, cpus=0, check=_check, facts=source_license, environment=HUB)
 def filter_documents(
     run: StepContext,
     documents: DocumentSource,
@@ -134,38 +115,10 @@ def filter_documents(
         InputError: a function fails with a document or returns something else, or no document is
             left.
     """
+    from data.prepare.apply import Function, filter_shard
+
     del version
-    calls = _calls(keep)
-    return _transform(run, documents, filter_shard, calls, columns, batched, skip_failed, fields)
-
-
-def _transform(
-    run: StepContext,
-    documents: Documents | str,
-    writer: Callable[[str, tuple[DocumentItem, Function]], Mapping[str, Any]],
-    calls: tuple[Call, ...],
-    columns: tuple[tuple[str, str], ...],
-    batched: bool,
-    skip_failed: bool,
-    fields: Fields,
-) -> Result:
-    from data.prepare.apply import Function
-
-    function = Function(calls, columns, batched, skip_failed)
+    function = Function(_calls(keep), columns, batched, skip_failed)
     items = document_items(documents, fields)
-    written = run.map(writer, {name: (item, function) for name, item in items.items()})
+    written = run.map(filter_shard, {name: (item, function) for name, item in items.items()})
     return documents_result(run, written, documents)
-
-
-def map_shard(directory: str, work: tuple[DocumentItem, Function]) -> Mapping[str, Any]:
-    """Shard writer: what the function makes of the item's documents."""
-    from data.prepare.apply import map_item
-
-    return map_item(directory, *work)
-
-
-def filter_shard(directory: str, work: tuple[DocumentItem, Function]) -> Mapping[str, Any]:
-    """Shard writer: the item's documents that the functions keep."""
-    from data.prepare.apply import filter_item
-
-    return filter_item(directory, *work)

@@ -170,7 +170,7 @@ def id_in_source(documents: Documents, place: tuple[str, int]) -> str | None:
 def _chosen_again(documents: Documents, source: str, fields: Fields, settings: Any) -> list[Any]:
     """The items of `sample(unit="row_group")`, chosen again from the counts that it recorded."""
     from data.select.token_budget import Budget
-    from steps.documents.sample import Request, choose_row_groups
+    from steps.documents.sample_choice import Request, choose_row_groups
     from steps.documents.sample_shards import Filter
 
     tokenizer = None

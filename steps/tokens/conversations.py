@@ -20,12 +20,11 @@ from data.chat.messages import Columns, Exchange, Messages
 from data.read.listing import absolute, list_documents
 from models.shape.validation import at_least
 from pipeline import External, InputError, Result, StepContext, step
-from pipeline.store import storage
 from pipeline.store.shards import Shard
 from steps.artifacts import TRAIN, TokenCache, Tokenizer
 from steps.gang import HUB
 from steps.tokens.chat_templates import FILE, list_template, place_template, read_template
-from steps.tokens.token_cache import OCCURRENCES, occurrences
+from steps.tokens.token_cache import entropy, write_rows, write_vocabulary
 
 if TYPE_CHECKING:
     from data.chat.encoder import ChatEncoder, Encoded
@@ -43,19 +42,14 @@ _COUNTED = (
 
 @dataclass(frozen=True, kw_only=True)
 class ConversationGroup:
-    """What one task reads and writes.
-
-    Attributes:
-        hashes: range of the hashes of its split's conversations.
-        tokenizer, digest: URL of the tokenizer.json and its SHA-256.
-    """
+    """What one task reads and writes."""
 
     spans: tuple[RecordSpan, ...]
-    hashes: tuple[int, int]
+    hashes: tuple[int, int]  # the range of its split's conversations
     columns: Columns
     template: str
-    tokenizer: str
-    digest: str
+    tokenizer: str  # URL of the tokenizer.json
+    digest: str  # its SHA-256
     length: int
     seed: int
     skip_invalid: bool
@@ -127,10 +121,7 @@ def conversations(
         seed=seed,
         skip_invalid=skip_invalid,
     )
-    with run.shard("vocabulary") as directory:
-        token_bytes = json.dumps(loaded.token_bytes.tolist()).encode()
-        storage.write_atomic(storage.join(directory, "token_bytes.json"), token_bytes)
-        storage.write_atomic(storage.join(directory, FILE), text.encode())
+    write_vocabulary(run, loaded.token_bytes.tolist(), **{FILE: text})
     written = list(run.map(conversations_shard, items).values())
     names = (TRAIN, *(name for name, _ in splits))
     found = {split: _summary(run, split, written) for split in names}
@@ -183,33 +174,17 @@ def _tasks(
 
 def conversations_shard(directory: str, item: ConversationGroup) -> Mapping[str, Any]:
     """Shard writer: the rows of a split's conversations in some spans."""
-    import numpy as np
-
-    from data.cache.token_shard import write_shard
     from data.chat.rows import pack_rows
 
     counts: Counter[str] = Counter()
-    kept, size = [each for _, each in conversations_of(item, counts)], _encoder(item)[1]
+    kept = [each for _, each in conversations_of(item, counts)]
+    _, size = _encoder(item.tokenizer, item.digest, item.template)
     rows = pack_rows(kept, item.length, size)
-    written = write_shard(
-        storage.join(directory, "cache"),
-        [(rows.reshape(-1), np.full(len(rows), item.length))],
-        vocab_size=3 * size,
-        eos_id=None,
-        tokenizer_digest=item.digest,
-    )
-    predicted = written.counts[:size]
-    with storage.open_write(storage.join(directory, OCCURRENCES)) as out:
-        np.savez_compressed(out, occurrences=predicted)
     return {
         **{name: counts[name] for name in ("cut", "truncated", "unpredicted", "invalid")},
-        "tokens": written.tokens,
-        "rows": written.documents,
-        "predicted": int(predicted.sum()),
         "conversations": len(kept),
         "tokens_kept": sum(len(each.ids) for each in kept),
-        "content": written.digest,
-        "check": written.check,
+        **write_rows(directory, [rows], size, bands=3, digest=item.digest),
     }
 
 
@@ -222,19 +197,15 @@ def conversations_of(
     """
     from data.chat.rows import UNPREDICTED, shortened
 
-    for place, encoded in _encoded(item, _encoder(item)[0], counts):
+    for place, encoded in _encoded(item, counts):
         short, what = shortened(encoded, item.length)
         counts[what] += 1
         if what != UNPREDICTED:
             yield place, short
 
 
-def _encoder(item: ConversationGroup) -> tuple[ChatEncoder, int]:
-    return _load_encoder(item.tokenizer, item.digest, item.template)
-
-
 @functools.lru_cache(maxsize=1)
-def _load_encoder(url: str, digest: str, template: str) -> tuple[ChatEncoder, int]:
+def _encoder(url: str, digest: str, template: str) -> tuple[ChatEncoder, int]:
     from data.chat.encoder import ChatEncoder
     from data.tokenizer.text_tokenizer import TextTokenizer
 
@@ -243,12 +214,13 @@ def _load_encoder(url: str, digest: str, template: str) -> tuple[ChatEncoder, in
 
 
 def _encoded(
-    item: ConversationGroup, encoder: ChatEncoder, counts: Counter[str]
+    item: ConversationGroup, counts: Counter[str]
 ) -> Iterator[tuple[tuple[int, int], Encoded]]:
     """The conversations of the task's split, in the order of the source; counts the invalid."""
     from data.read.records import read_records
     from data.select.document_hash import document_hash
 
+    encoder, _ = _encoder(item.tokenizer, item.digest, item.template)
     begin, end = item.hashes
     places, rendered = list[tuple[int, int]](), list[str]()
     for at, span in enumerate(item.spans):
@@ -276,8 +248,6 @@ def _encoded(
 
 
 def _summary(run: StepContext, split: str, written: Sequence[Shard]) -> dict[str, Any]:
-    from data.cache.token_shard import unigram_entropy
-
     parts = [shard for shard in written if shard.name.startswith(f"{split}/")]
     total = {name: sum(part.result[name] for part in parts) for name in _COUNTED}
     if not total["predicted"]:
@@ -292,5 +262,5 @@ def _summary(run: StepContext, split: str, written: Sequence[Shard]) -> dict[str
     return {
         **total,
         "padding_share": 1 - total["tokens_kept"] / total["tokens"],
-        "unigram_entropy": unigram_entropy(occurrences(run, parts)),
+        "unigram_entropy": entropy(run, parts),
     }

@@ -9,33 +9,22 @@ Every row is one sequence. There are no documents, no tokenizer and no bits per 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 from data.read.listing import absolute, list_source
 from models.shape.validation import at_least
 from pipeline import External, InputError, Result, StepContext, step
-from pipeline.store import storage
 from pipeline.store.shards import Shard
 from steps.artifacts import TRAIN, TokenCache
 from steps.gang import HUB
-from steps.tokens.token_cache import OCCURRENCES, occurrences
+from steps.tokens.token_cache import entropy, write_rows, write_vocabulary
 
 if TYPE_CHECKING:
     from data.read.integer_rows import RowFormat, RowSpan
 
 _NO_EOS = -1  # no id ends a document
 _COUNTED = ("tokens", "rows", "predicted")
-
-
-@dataclass(frozen=True)
-class _Item:
-    """The rows that one task reads and writes."""
-
-    span: RowSpan
-    layout: RowFormat
 
 
 def _check(arguments: Mapping[str, Any]) -> None:
@@ -93,11 +82,9 @@ def integer_rows(
         padding=padding,
     )
     divided = divided_rows(source, layout, splits, seed)
-    with run.shard("vocabulary") as directory:
-        token_bytes = json.dumps([0] * vocab_size).encode()
-        storage.write_atomic(storage.join(directory, "token_bytes.json"), token_bytes)
+    write_vocabulary(run, [0] * vocab_size)
     items = {
-        f"{split}/{number:06d}": _Item(span, layout)
+        f"{split}/{number:06d}": (span, layout)
         for split, parts in divided.items()
         for number, span in enumerate(parts)
     }
@@ -129,40 +116,18 @@ def divided_rows(
     return divide(spans, shuffle(np.arange(len(spans))).tolist(), splits)
 
 
-def rows_shard(directory: str, item: _Item) -> Mapping[str, Any]:
+def rows_shard(directory: str, item: tuple[RowSpan, RowFormat]) -> Mapping[str, Any]:
     """Shard writer: the cache of some rows, and how often each id is predicted."""
-    import numpy as np
-
-    from data.cache.token_shard import write_shard
     from data.read.integer_rows import read_rows
 
-    size, length = item.layout.vocab_size, item.layout.length
-    rows = read_rows(item.span, item.layout)
-    written = write_shard(
-        storage.join(directory, "cache"),
-        ((batch.reshape(-1), np.full(len(batch), length)) for batch in rows),
-        vocab_size=2 * size,
-        eos_id=None,
-    )
-    predicted = written.counts[:size]
-    with storage.open_write(storage.join(directory, OCCURRENCES)) as out:
-        np.savez_compressed(out, occurrences=predicted)
-    return {
-        "tokens": written.tokens,
-        "rows": written.documents,
-        "predicted": int(predicted.sum()),
-        "content": written.digest,
-        "check": written.check,
-    }
+    return write_rows(directory, read_rows(*item), item[1].vocab_size, bands=2)
 
 
 def _summary(run: StepContext, split: str, parts: Sequence[Shard]) -> dict[str, Any]:
-    from data.cache.token_shard import unigram_entropy
-
     total = {name: sum(part.result[name] for part in parts) for name in _COUNTED}
     if not total["predicted"]:
         raise InputError(
             f"integer_rows: no id of the {total['rows']:,} rows of split {split!r} is predicted; "
             "check mask_column and padding (the first id of a row is never predicted)"
         )
-    return {**total, "unigram_entropy": unigram_entropy(occurrences(run, parts))}
+    return {**total, "unigram_entropy": entropy(run, parts)}

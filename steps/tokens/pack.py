@@ -7,7 +7,6 @@ Evaluations read held-out tokens as one stream, so these stay in the unpacked ca
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pipeline import InputError, Result, StepContext, step
@@ -21,23 +20,6 @@ _COUNTED = (
     *("rows", "rows_with_eos_in_front", "tokens_packed"),
     *("documents", "documents_cut", "documents_cut_by_joining"),
 )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Unpacked:
-    """The shard that one task packs.
-
-    Attributes:
-        shard: tokens of whole documents.
-        sequence_length: tokens of a sequence.
-        vocab_size, eos_id, tokenizer: of the cache.
-    """
-
-    shard: TokenShard
-    sequence_length: int
-    vocab_size: int
-    eos_id: int
-    tokenizer: str
 
 
 def _check(arguments: Mapping[str, Any]) -> None:
@@ -62,13 +44,8 @@ def pack(run: StepContext, tokens: TokenCache, *, sequence_length: int) -> Resul
         )
     about = {name: tokens.result[name] for name in ("vocab_size", "eos_id", "tokenizer")}
     names = [shard.name for shard in tokens.shards(f"{TRAIN}/")]
-    written = run.map(
-        pack_shard,
-        {
-            name: Unpacked(shard=shard, sequence_length=sequence_length, **about)
-            for name, shard in zip(names, tokens.split(TRAIN), strict=True)
-        },
-    )
+    shards = [(shard, sequence_length, about) for shard in tokens.split(TRAIN)]
+    written = run.map(pack_shard, dict(zip(names, shards, strict=True)))
     parts = [shard.result for shard in written.values()]
     total = {name: sum(part[name] for part in parts) for name in _COUNTED}
     if not total["rows"]:
@@ -88,8 +65,10 @@ def pack(run: StepContext, tokens: TokenCache, *, sequence_length: int) -> Resul
     }
 
 
-def pack_shard(directory: str, item: Unpacked) -> Mapping[str, Any]:
-    """Shard writer: the packed sequences of one shard's documents."""
+def pack_shard(
+    directory: str, item: tuple[TokenShard, int, Mapping[str, Any]]
+) -> Mapping[str, Any]:
+    """Shard writer: the packed sequences of one shard's documents, of a cache `about`."""
     import time
 
     import numpy as np
@@ -99,21 +78,22 @@ def pack_shard(directory: str, item: Unpacked) -> Mapping[str, Any]:
     from data.cache.token_shard import read_offsets, write_shard
 
     clock, cpu = time.monotonic(), time.process_time()
-    length, shard = item.sequence_length, item.shard
+    shard, length, about = item
+    eos_id, size, digest = about["eos_id"], about["vocab_size"], about["tokenizer"]
     offsets = read_offsets(shard.directory, shard.check)
-    with TokenArray([shard], item.vocab_size, tokenizer_digest=item.tokenizer) as array:
+    with TokenArray([shard], size, tokenizer_digest=digest) as array:
         stream = array.read(np.zeros(1, np.int64), shard.tokens)[0]
     laid = packing.pack(offsets, length)
-    rows = packing.fill(laid, stream, length, item.eos_id).reshape(-1)
+    rows = packing.fill(laid, stream, length, eos_id).reshape(-1)
     # Rows end with EOS, so their tokens are documents again, and each padding EOS an empty one.
-    is_eos = rows == item.eos_id
+    is_eos = rows == eos_id
     sizes = np.diff(np.flatnonzero(is_eos), prepend=-1) - 1
     written = write_shard(
         storage.join(directory, "cache"),
         [(rows[~is_eos], sizes)],
-        vocab_size=item.vocab_size,
-        eos_id=item.eos_id,
-        tokenizer_digest=item.tokenizer,
+        vocab_size=size,
+        eos_id=eos_id,
+        tokenizer_digest=digest,
     )
     return {
         "tokens": written.tokens,

@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -14,7 +15,7 @@ from pipeline.store import storage
 from pipeline.store.parallel import concurrently, in_order
 from pipeline.store.shards import Shard
 from steps.artifacts import Documents, TokenCache, Tokenizer
-from steps.documents.items import DocumentSource
+from steps.documents.items import DocumentSource, forget
 from steps.documents.sample import sampled
 
 if TYPE_CHECKING:
@@ -22,25 +23,19 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _SHARD_MEMORY = 512 * 2**20  # a row group of 16 MiB takes 260 MiB, with its process
-OCCURRENCES = "occurrences.npz"
+_OCCURRENCES = "occurrences.npz"
 _COMPARED = 8  # most row groups of which the encoders are compared
 
 
 @dataclass(frozen=True, kw_only=True)
 class DocumentGroup:
-    """The documents that one task tokenises.
-
-    Attributes:
-        file, row_group: URL of a Parquet file of `sample`, and the index of a row group of it.
-        tokenizer, digest: URL of the tokenizer.json and its SHA-256.
-        backend: encoder library; see `data/tokenizer/backends.py`.
-    """
+    """The documents that one task tokenises: a row group of a file that `sample` wrote."""
 
     file: str
     row_group: int
-    tokenizer: str
-    digest: str
-    backend: Literal["auto", "tokenizers", "fastokens"]
+    tokenizer: str  # URL of the tokenizer.json
+    digest: str  # its SHA-256
+    backend: Literal["auto", "tokenizers", "fastokens"]  # see `data/tokenizer/backends.py`
 
 
 @step(output=TokenCache, version=2, cpus=0, shard_memory=_SHARD_MEMORY, then=sampled)
@@ -63,9 +58,7 @@ def tokenize(
     assert isinstance(documents, Documents)  # see `sampled`
     text_tokenizer = tokenizer.load()
     fast = text_tokenizer.checked(backend).is_fast  # refuses an unavailable backend
-    with run.shard("vocabulary") as directory:
-        token_bytes = json.dumps(text_tokenizer.token_bytes.tolist()).encode()
-        storage.write_atomic(storage.join(directory, "token_bytes.json"), token_bytes)
+    write_vocabulary(run, text_tokenizer.token_bytes.tolist())
     items = {
         name: DocumentGroup(
             file=file,
@@ -88,8 +81,7 @@ def tokenize(
     splits = {
         split: [s for s in written if s.name.startswith(f"{split}/")] for split in documents.splits
     }
-    if compared:
-        run.drop("comparison")  # it decides which encoder is used, and is no part of the output
+    forget(run, "comparison")
     return {
         "vocab_size": text_tokenizer.vocab_size,
         "eos_id": text_tokenizer.eos_id,
@@ -110,11 +102,11 @@ def tokenize_shard(directory: str, item: DocumentGroup) -> Mapping[str, Any]:
     import numpy as np
 
     from data.cache.token_shard import write_shard
-    from data.tokenizer.backends import text_offsets
+    from data.read.values import text_offsets
     from data.tokenizer.text_tokenizer import TextTokenizer
 
     clock, cpu = time.monotonic(), time.process_time()
-    parallel = _may_use_all_cores()
+    parallel = os.environ.get("OMP_NUM_THREADS") != "1"  # which Ray sets for tasks of one core
     one_thread = None if parallel else False  # None leaves the choice to the environment
     tokenizer = TextTokenizer.load_once(item.tokenizer, item.digest, parallel=one_thread)
     texts = _texts(item)
@@ -128,8 +120,7 @@ def tokenize_shard(directory: str, item: DocumentGroup) -> Mapping[str, Any]:
         bos_id=tokenizer.bos_id,
         tokenizer_digest=tokenizer.digest,
     )
-    with storage.open_write(storage.join(directory, OCCURRENCES)) as out:
-        np.savez_compressed(out, occurrences=written.counts)
+    _save_occurrences(directory, written.counts)
     return {
         "tokens": written.tokens,
         "documents": written.documents,
@@ -158,11 +149,6 @@ def check_shard(directory: str, items: Sequence[DocumentGroup]) -> Mapping[str, 
         documents += len(texts)
         encoder.check(texts)
     return {"documents": documents, "difference": encoder.difference, "content": None}
-
-
-def _may_use_all_cores() -> bool:
-    """Whether this process may use several cores: Ray sets OMP_NUM_THREADS=1 for one-core tasks."""
-    return os.environ.get("OMP_NUM_THREADS") != "1"
 
 
 def _texts(item: DocumentGroup) -> list[pa.Array]:
@@ -203,8 +189,6 @@ def _row_groups(documents: Documents) -> dict[str, tuple[str, int]]:
 
 def _summary(run: StepContext, parts: Sequence[Shard], asked: int) -> dict[str, Any]:
     """Statistics of a split; `error` is the relative difference of its `tokens` from `asked`."""
-    from data.cache.token_shard import unigram_entropy
-
     tokens = sum(shard.result["tokens"] for shard in parts)
     size = sum(shard.result["bytes"] for shard in parts)
     return {
@@ -214,28 +198,72 @@ def _summary(run: StepContext, parts: Sequence[Shard], asked: int) -> dict[str, 
         "tokens_asked": asked,
         "error": tokens / asked - 1 if asked > 0 else None,
         "tokens_per_byte": tokens / size if size else None,
-        "unigram_entropy": unigram_entropy(occurrences(run, parts)),
+        "unigram_entropy": entropy(run, parts),
     }
 
 
-def occurrences(run: StepContext, parts: Sequence[Shard]) -> np.ndarray:
-    """int64 [vocab]: how often each id occurs in these shards."""
+def write_vocabulary(run: StepContext, token_bytes: list[int], **files: str) -> None:
+    """Write the bytes of text that each id stands for, and some files by name."""
+    contents = {"token_bytes.json": json.dumps(token_bytes), **files}
+    with run.shard("vocabulary") as directory:
+        for name, content in contents.items():
+            storage.write_atomic(storage.join(directory, name), content.encode())
+
+
+def write_rows(
+    directory: str, rows: Iterable[np.ndarray], vocab_size: int, bands: int, digest: str = ""
+) -> dict[str, Any]:
+    """Write the cache of batches of rows, int64 [row, length]; the entries of the shard's result.
+
+    An id below `vocab_size` is predicted; one of the other `bands` of so many ids stands for such
+    an id that is not.
+    """
     import numpy as np
 
+    from data.cache.token_shard import write_shard
+
+    written = write_shard(
+        storage.join(directory, "cache"),
+        ((batch.reshape(-1), np.full(len(batch), batch.shape[1])) for batch in rows),
+        vocab_size=bands * vocab_size,
+        eos_id=None,
+        tokenizer_digest=digest,
+    )
+    predicted = written.counts[:vocab_size]
+    _save_occurrences(directory, predicted)
+    return {
+        "tokens": written.tokens,
+        "rows": written.documents,
+        "predicted": int(predicted.sum()),
+        "content": written.digest,
+        "check": written.check,
+    }
+
+
+def _save_occurrences(directory: str, counts: np.ndarray) -> None:
+    import numpy as np
+
+    with storage.open_write(storage.join(directory, _OCCURRENCES)) as out:
+        np.savez_compressed(out, occurrences=counts)
+
+
+def entropy(run: StepContext, parts: Sequence[Shard]) -> float:
+    """The unigram entropy of the ids that count in these shards, in nats."""
+    import numpy as np
+
+    from data.cache.token_shard import unigram_entropy
+
     def load(shard: Shard) -> np.ndarray:
-        with storage.open_read(storage.join(run.root, shard.root, OCCURRENCES)) as file:
+        with storage.open_read(storage.join(run.root, shard.root, _OCCURRENCES)) as file:
             return np.load(file, allow_pickle=False)["occurrences"]
 
-    return functools.reduce(np.add, in_order(load, parts, run.root))
+    return unigram_entropy(functools.reduce(np.add, in_order(load, parts, run.root)))
 
 
 def _measured(written: Sequence[Shard]) -> dict[str, Any]:
     """Shards by backend, and the cost: properties of this run and not of the tokens."""
     shards = [shard.result["measured"] for shard in written]
-    backends: dict[str, int] = {}
-    for shard in shards:
-        name = f"{shard['backend']} {shard['version']}"
-        backends[name] = backends.get(name, 0) + 1
+    backends = Counter(f"{shard['backend']} {shard['version']}" for shard in shards)
     return {
         "cpu_seconds": sum(shard["cpu_seconds"] for shard in shards),
         "shards_by_backend": dict(sorted(backends.items())),

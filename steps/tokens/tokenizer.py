@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import random
 import re
@@ -91,11 +92,8 @@ def tokenizer(
         loaded = TextTokenizer(content)
     except InputError as error:
         raise InputError(f"{source}: {error}") from None
-    with run.shard("tokenizer") as directory:
-        storage.write_atomic(storage.join(directory, _FILE), content)
     return {
-        "vocab_size": loaded.vocab_size,
-        "digest": loaded.digest,
+        **_write(run, content, loaded),
         "eos_id": loaded.eos_id,
         "bos_id": loaded.bos_id,
         "headline": [
@@ -154,13 +152,8 @@ def train_tokenizer(
 
     assert isinstance(documents, Documents)  # see `sampled`
     check_size(documents, tokens)
-    tokenizer_json = train(
-        _texts(run, documents, tokens), vocab_size, pre_tokenizer, special_tokens
-    )
-    with run.shard("tokenizer") as directory:
-        storage.write_atomic(storage.join(directory, "tokenizer.json"), tokenizer_json)
-    tokenizer = TextTokenizer(tokenizer_json)
-    return {"vocab_size": tokenizer.vocab_size, "digest": tokenizer.digest}
+    content = train(_texts(run, documents, tokens), vocab_size, pre_tokenizer, special_tokens)
+    return _write(run, content, TextTokenizer(content))
 
 
 def check_size(documents: Documents, tokens: int | None) -> None:
@@ -177,21 +170,18 @@ def check_size(documents: Documents, tokens: int | None) -> None:
 def _texts(run: StepContext, documents: Documents, tokens: int | None) -> Iterator[list[str]]:
     from data.read.parquet_table import read_table
 
-    files = [file for _, file in documents.files(TRAIN)]
+    files, most = [file for _, file in documents.files(TRAIN)], math.inf
     if tokens is not None:
+        most = tokens
         # A sample is in the order of its source, and the start of a source may not be typical.
         random.Random(0).shuffle(files)
     read = 0
     for index, file in enumerate(files):
         for batch in read_table(file, ("text", "token_count")):
-            texts = batch.column("text").to_pylist()
-            if tokens is None:
-                yield texts
-                continue
-            before = itertools.accumulate(batch.column("token_count").to_pylist(), initial=read)
-            *starts, read = before
-            yield [t for t, start in zip(texts, starts, strict=True) if start < tokens]
-            if read >= tokens:
+            texts, counts = (batch.column(n).to_pylist() for n in ("text", "token_count"))
+            *starts, read = itertools.accumulate(counts, initial=read)
+            yield [t for t, start in zip(texts, starts, strict=True) if start < most]
+            if read >= most:
                 return
         run.progress(index + 1, len(files), "shards read")
 
@@ -203,7 +193,10 @@ def byte_tokenizer(run: StepContext) -> Result:
     from data.tokenizer.text_tokenizer import TextTokenizer
 
     content = byte_tokenizer_json()
+    return _write(run, content, TextTokenizer(content))
+
+
+def _write(run: StepContext, content: bytes, loaded: TextTokenizer) -> Result:
     with run.shard("tokenizer") as directory:
-        storage.write_atomic(storage.join(directory, "tokenizer.json"), content)
-    tokenizer = TextTokenizer(content)
-    return {"vocab_size": tokenizer.vocab_size, "digest": tokenizer.digest}
+        storage.write_atomic(storage.join(directory, _FILE), content)
+    return {"vocab_size": loaded.vocab_size, "digest": loaded.digest}

@@ -1,16 +1,13 @@
 """Documents signed in a second of processor time beside other libraries, and growth with documents.
 
     python -m tests.bench.deduplicate signatures --corpus 'DIR/*.parquet' [--documents 2000]
-    python -m tests.bench.deduplicate accuracy
     python -m tests.bench.deduplicate growth [--documents 250000 500000 1000000 2000000]
 
 JSON lines. `signatures`: MinHash of 5-grams with 14 bands of 8 rows, of the same documents by each
 library that is installed, in turn, several times: the median rate. All start with texts; `shard`
-and `datatrove` end with files, the others with signatures in memory. `accuracy`: the pairs
-found of 5,000 documents with planted near-duplicates, beside a brute force and the theory.
-`growth`: the step in a process of its own on made documents of 40 words, of which a fifth are
-near-duplicates: seconds, seconds of processor, peak memory, and at last the exponents of the last
-two over the number of documents.
+and `datatrove` end with files, the others with signatures in memory. `growth`: the step in a
+process of its own on made documents of 40 words, of which a fifth are near-duplicates: seconds,
+seconds of processor, peak memory, and at last the exponents of these two over the documents.
 Times are of this machine and its load.
 """
 
@@ -106,14 +103,14 @@ def _rensa(kind: Any, batch: pa.Array) -> Any:
 def _shard(source: str, folder: Path) -> int:
     """What a worker does for one item: read, sign, write."""
     from data.prepare.comparison import Comparison, NearDuplicates
-    from data.prepare.duplicates import sign
+    from data.prepare.duplicates import sign_shard
     from steps.documents.items import document_items
 
     comparison = Comparison(NearDuplicates(NGRAM, BANDS, ROWS), "text", {"train": 0}, True)
     found = 0
     for name, item in document_items(source).items():
         (folder / name).mkdir(parents=True, exist_ok=True)
-        found += sign(str(folder / name), item, comparison)
+        found += sign_shard(str(folder / name), (item, comparison))["documents"]
     return found
 
 
@@ -145,42 +142,6 @@ def compare_signatures(corpus: str, documents: int) -> None:
         rate = rows / statistics.median(took)
         size = table["text"].nbytes / 1e6 / statistics.median(took)
         print(json.dumps({"signed_by": way, "documents_s": round(rate), "mb_s": round(size, 1)}))
-
-
-def accuracy() -> None:
-    """Pairs of texts by Jaccard similarity of all their 5-grams, compared one by one."""
-    from tests.data.prepare.test_minhash import jaccard, near_duplicates
-
-    firsts, seconds = near_duplicates(2_500, 100)
-    texts = firsts + seconds
-    similar: dict[tuple[int, int], float] = {}
-    where: dict[str, set[int]] = {}
-    for index, text in enumerate(texts):
-        words = text.split()
-        for gram in {" ".join(words[i : i + NGRAM]) for i in range(len(words) - NGRAM + 1)}:
-            for other in where.setdefault(gram, set()):
-                if (pair := (other, index)) not in similar:
-                    similar[pair] = jaccard(texts[other], text, NGRAM)
-            where[gram].add(index)
-    bands = band_hashes(signatures(pa.array(texts), NGRAM, BANDS * ROWS), BANDS)
-    found = set()
-    for band in bands.T.tolist():
-        first: dict[int, list[int]] = {}
-        for index, value in enumerate(band):
-            found |= {(other, index) for other in first.setdefault(value, [])}
-            first[value].append(index)
-    for low in range(5):
-        edge = 0.5 + low / 10
-        inside = [
-            pair
-            for pair, s in similar.items()
-            if low == min(4, int(10 * s - 5 + 1e-9)) and s >= 0.5
-        ]
-        theory = [1 - (1 - similar[pair] ** ROWS) ** BANDS for pair in inside]
-        row = {"similarity": edge, "pairs": len(inside), "theory": round(np.mean(theory), 3)}
-        print(json.dumps({**row, "found": round(len(found & set(inside)) / len(inside), 3)}))
-    low = sum(similar.get(pair, 0.0) < 0.5 for pair in found)
-    print(json.dumps({"pairs_found": len(found), "less_similar_than_0.5": low}))
 
 
 def made(documents: int, folder: Path) -> str:
@@ -249,15 +210,12 @@ def main() -> None:
     signing = kinds.add_parser("signatures")
     signing.add_argument("--corpus", required=True)
     signing.add_argument("--documents", type=int, default=2000)
-    kinds.add_parser("accuracy")
     growth = kinds.add_parser("growth")
     sizes = [250_000, 500_000, 1_000_000, 2_000_000]
     growth.add_argument("--documents", type=int, nargs="+", default=sizes)
     given = parser.parse_args()
     if given.kind == "signatures":
         compare_signatures(given.corpus, given.documents)
-    elif given.kind == "accuracy":
-        accuracy()
     else:
         grow(given.documents)
 

@@ -35,7 +35,7 @@ def prepare(work: Path, corpus: Path, synthetic: int) -> int:
         if found["made_of"] == made_of:
             return sum(tokens for _, tokens, _ in found["shards"])
         raise SystemExit(f"{work} has other tokens than {made_of}; give another --work")
-    tokenizer = TextTokenizer((corpus / "tokenizer.json").read_bytes(), parallel=True)
+    tokenizer = TextTokenizer((corpus / "tokenizer.json").read_bytes())
     vocab, eos = (_VOCAB, 0) if synthetic else (tokenizer.vocab_size, tokenizer.eos_id)
     batches = _random(synthetic) if synthetic else _encoded(corpus, tokenizer)
     shards = []

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import combinations
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -58,7 +60,10 @@ CHATS = st.lists(st.text("P.", min_size=2, max_size=LENGTH), max_size=30)
 
 @given(CHATS, st.integers(0, VOCAB - 1))
 def test_each_conversation_is_one_segment_of_one_row(texts, first):
-    """Nothing is lost, added or divided; the rest of a row is a segment that predicts nothing."""
+    """Nothing is lost, added or divided; the rest of a row is a segment that predicts nothing.
+
+    By best fit, no two rows could be one.
+    """
     chats = [chat("." + text[1:], first + place) for place, text in enumerate(texts)]
     rows = pack_rows(chats, LENGTH, VOCAB)
     assert rows.shape[1] == LENGTH
@@ -69,27 +74,10 @@ def test_each_conversation_is_one_segment_of_one_row(texts, first):
         segments.remove(conversation)
     assert all(segment in padding and {i for i, _ in segment} == {0} for segment in segments)
     assert len(segments) <= len(rows)
+    assert all(len(one) + len(other) < LENGTH for one, other in combinations(segments, 2))
     assert sum(map(len, wanted)) + sum(map(len, segments)) == rows.size
 
 
 def test_no_conversation_gives_no_row():
     """An empty part of a split is a shard without tokens."""
     assert pack_rows([], LENGTH, VOCAB).shape == (0, LENGTH)
-
-
-@given(CHATS)
-def test_few_rows(texts):
-    """Best fit decreasing: no two rows could be one."""
-    rows = pack_rows([chat(text) for text in texts], LENGTH, VOCAB)
-    filled = [LENGTH - len(s) for s in _paddings(rows)]
-    assert all(a + b > LENGTH for i, a in enumerate(filled) for b in filled[i + 1 :])
-
-
-def _paddings(rows: np.ndarray) -> list[list[int]]:
-    """The ids of each row's padding."""
-    found = []
-    for row in rows.tolist():
-        ends = [at for at in range(LENGTH) if all(i in (VOCAB, 2 * VOCAB) for i in row[at:])]
-        at = next((at for at in ends if row[at] == 2 * VOCAB), LENGTH)
-        found.append(row[at:])
-    return found

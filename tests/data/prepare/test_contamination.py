@@ -13,7 +13,7 @@ from data.prepare.contamination import (
     CUT,
     SHORT,
     Cut,
-    Overlaps,
+    count_hits,
     cut_documents,
     drop_documents,
     pieces,
@@ -100,9 +100,9 @@ def test_overlaps_count_documents_and_ngrams_of_each_set():
     sets = {"a": as_set("one two three four"), "b": as_set("two three four")}
     table, _ = make_table(sets, 3, 3)
     texts = ["x One, two, three four", "none", "one two three one two three"]
-    counted = Overlaps(list(sets))
-    counted.add(batch(texts), find_hits(table, as_array(texts)))
-    assert counted.result() == {
+    counted = {}
+    count_hits(counted, list(sets), batch(texts), find_hits(table, as_array(texts)))
+    assert counted == {
         "a": {
             "documents": 2,
             "hits": 4,

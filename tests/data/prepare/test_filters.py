@@ -17,8 +17,16 @@ from data.prepare import filters as named
 from data.prepare.filters import Filter, Language, Length, TerminalPunctuation, URLBlockList
 from pipeline.errors import InputError
 from pipeline.identity import fingerprint
-from tests.data.prepare.filter_documents import BLOCKED, FILTERS, OURS, TEXTS, URLS
-from tests.data.prepare.filter_oracle import answer_of, ours_of, theirs
+from tests.data.prepare.filter_documents import (
+    BLOCKED,
+    FILTERS,
+    OURS,
+    TEXTS,
+    URLS,
+    answer_of,
+    ours_of,
+    theirs,
+)
 
 pytestmark = pytest.mark.slow  # spaCy takes seconds to import
 

@@ -1,5 +1,6 @@
 """Documents of any length have the ids of encoding them whole."""
 
+import functools
 import itertools
 
 import numpy as np
@@ -19,13 +20,11 @@ from tests.data.tokenizer.split_tokenizers import NAMES, documents, tokenizer_js
 CUTTING = [
     n for n in NAMES if n not in ("never splits", "splits by counting", "strips", "prepends")
 ]
-_TOKENIZERS = {}
 
 
+@functools.cache
 def tokenizer(name):
-    if name not in _TOKENIZERS:
-        _TOKENIZERS[name] = TextTokenizer(tokenizer_json(name))
-    return _TOKENIZERS[name]
+    return TextTokenizer(tokenizer_json(name))
 
 
 def points(name, text, piece):

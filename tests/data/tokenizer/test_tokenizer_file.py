@@ -21,13 +21,11 @@ from tests.data.tokenizer.published_shapes import EOS_NAMES, KEEPING, shape
 from tests.data.tokenizer.split_tokenizers import documents
 
 CHANGES = 20  # of each tokenizer; a thousand were tried
-_LOADED: dict[str, TextTokenizer] = {}
 
 
+@functools.cache
 def loaded(name):
-    if name not in _LOADED:
-        _LOADED[name] = TextTokenizer(shape(name))
-    return _LOADED[name]
+    return TextTokenizer(shape(name))
 
 
 def plain(name):
@@ -105,9 +103,7 @@ def test_a_tokenizer_that_loses_text_must_be_accepted_by_name():
     """WordPiece has ids for lower case alone; accepted, its ids are the library's."""
     with pytest.raises(InputError, match=r"changes text; .* accept what it loses with lossy=True"):
         TextTokenizer(shape("wordpiece"))
-    content = tokenizer_file.with_fields(
-        shape("wordpiece"), eos_token="[SEP]", vocab_size=None, lossy=True
-    )
+    content = tokenizer_file.with_fields(shape("wordpiece"), eos_token="[SEP]", lossy=True)
     made, library = TextTokenizer(content), plain("wordpiece")
     text = documents(1)[0]
     ids = made.encode_batch([text])[0]
@@ -120,29 +116,26 @@ def test_a_padded_vocabulary_has_ids_that_stand_for_nothing():
     """And no fewer ids than entries."""
     content = shape("qwen")
     entries = TextTokenizer(content).vocab_size
-    padded = tokenizer_file.with_fields(content, eos_token=None, vocab_size=2048, lossy=False)
+    padded = tokenizer_file.with_fields(content, vocab_size=2048)
     made = TextTokenizer(padded)
     assert (made.vocab_size, made.token_bytes[entries:].sum()) == (2048, 0)
     assert (
         made.encode_batch(["a b"])[0].tolist() == loaded("qwen").encode_batch(["a b"])[0].tolist()
     )
     with pytest.raises(InputError, match=f"vocab_size=10: expected at least the {entries:,}"):
-        tokenizer_file.with_fields(content, eos_token=None, vocab_size=10, lossy=False)
+        tokenizer_file.with_fields(content, vocab_size=10)
 
 
 def test_any_token_may_be_named_eos():
     """One that was plain becomes special, so no text holds it."""
-    content = tokenizer_file.with_fields(
-        shape("qwen"), eos_token="<tool_call>", vocab_size=None, lossy=False
-    )
-    made = TextTokenizer(content)
+    made = TextTokenizer(tokenizer_file.with_fields(shape("qwen"), eos_token="<tool_call>"))
     assert made.eos_id not in made.encode_batch(["a <tool_call> b"])[0]
     ids = loaded("qwen").encode_batch(["a <tool_call> b"])[0]
     assert ids.tolist().count(made.eos_id) == 1
     assert loaded("qwen").decode(ids) == "a <tool_call> b"
     assert loaded("qwen").token_bytes[ids].sum() == len("a <tool_call> b")
     with pytest.raises(InputError, match="eos='<no>' is not in the vocabulary"):
-        tokenizer_file.with_fields(shape("qwen"), eos_token="<no>", vocab_size=None, lossy=False)
+        tokenizer_file.with_fields(shape("qwen"), eos_token="<no>")
 
 
 @pytest.mark.parametrize(

@@ -18,8 +18,7 @@ from steps import sample
 from steps.documents.classifier import Classifier, classifier, train_classifier
 from steps.documents.score import score_documents
 from tests.steps.built import built
-from tests.steps.documents.test_sample import published
-from tests.steps.documents.test_transform import rows_of
+from tests.steps.documents.test_sample import published, rows
 
 SHARED = [f"word{index}" for index in range(200)]
 GOOD, BAD = ["theorem", "proof", "because"], ["click", "buy", "now"]
@@ -60,7 +59,7 @@ def test_planted_classes_are_told_apart(tmp_path, sources):
     write(mixed / "b.jsonl", BAD, 60, 4)
     scored = score_documents(str(mixed), node)
     found = published(tmp_path / "store", scored)
-    scores = {row["id"]: row["score"] for row in rows_of(found)}
+    scores = {row["id"]: row["score"] for row in rows(found)}
     right = [(score > 0.5) == name.startswith("g") for name, score in scores.items()]
     assert np.mean(right) > 0.95
     about = found.result["scores"]
@@ -70,9 +69,7 @@ def test_planted_classes_are_told_apart(tmp_path, sources):
     assert [about["min"], about["max"]] == [values.min(), values.max()]
     assert about["mean"] == pytest.approx(values.mean())
     kept = published(tmp_path / "store", sample(scored, tokens=-1, min_score=0.5))
-    assert {row["id"] for row in rows_of(kept)} == {
-        n for n, score in scores.items() if score >= 0.5
-    }
+    assert {row["id"] for row in rows(kept)} == {n for n, score in scores.items() if score >= 0.5}
 
 
 def test_a_classifier_is_given_as_a_file(tmp_path, sources):
@@ -88,7 +85,7 @@ def test_a_classifier_is_given_as_a_file(tmp_path, sources):
         published(tmp_path / "store", score_documents(good, node))
         for node in (trained(good, bad), classifier(str(path)))
     ]
-    assert rows_of(scored[0]) == rows_of(scored[1])
+    assert rows(scored[0]) == rows(scored[1])
     path.write_bytes(b"no classifier")
     with pytest.raises(StepFailed, match="expected a text classifier"):
         built(tmp_path / "other", classifier(str(path)), Classifier)
@@ -123,14 +120,14 @@ def test_a_function_scores_documents(tmp_path, sources):
     by = functools.partial(length, per=10)
     node = score_documents(sources[1], by, column="length", bins=(0.0, 20.0, 21.0))
     made = published(tmp_path / "store", node)
-    values = [row["length"] for row in rows_of(made)]
-    assert values == [len(row["text"]) / 10 for row in rows_of(made)]
+    values = [row["length"] for row in rows(made)]
+    assert values == [len(row["text"]) / 10 for row in rows(made)]
     about = made.result["scores"]
     assert about["above"] == sum(value > 21 for value in values) > 0
     assert about["counts"] == [sum(v < 20 for v in values), sum(20 <= v <= 21 for v in values)]
     assert about["below"] == 0
     kept = sample(node, tokens=-1, min_score=21.0, score="length")
-    assert sorted(row["length"] for row in rows_of(published(tmp_path / "store", kept))) == sorted(
+    assert sorted(row["length"] for row in rows(published(tmp_path / "store", kept))) == sorted(
         value for value in values if value >= 21
     )
 

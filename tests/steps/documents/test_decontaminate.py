@@ -20,8 +20,7 @@ from steps.documents.evaluation_texts import EvaluationTexts, evaluation_texts, 
 from steps.exchange.decontamination import decontaminated, decontamination
 from tests.pipeline.helpers import executed
 from tests.steps.built import built
-from tests.steps.documents.test_sample import published
-from tests.steps.documents.test_transform import rows_of
+from tests.steps.documents.test_sample import published, rows
 
 WORDS = np.array([f"word{index}" for index in range(3000)])
 RNG = np.random.default_rng(0)
@@ -97,9 +96,7 @@ def test_documents_with_a_question_are_dropped(tmp_path, source, questions):
     clean = [n for n, hits in enumerate(zip(quiz, essay, strict=True)) if not any(hits)]
     assert 0 < sum(quiz) < 20 < len(clean)
     assert 0 < sum(essay) < 20
-    assert [(row["id"], row["text"]) for row in rows_of(made)] == [
-        (f"d{n}", TEXTS[n]) for n in clean
-    ]
+    assert [(row["id"], row["text"]) for row in rows(made)] == [(f"d{n}", TEXTS[n]) for n in clean]
     both = sum(a and b for a, b in zip(quiz, essay, strict=True))
     dropped = made.result["dropped"]
     assert sum(dropped.values()) == len(TEXTS) - len(clean) == sum(quiz) + sum(essay) - both
@@ -121,22 +118,22 @@ def test_spans_are_removed_and_nothing_is_found_again(tmp_path, source, question
     store = tmp_path / "store"
     node = decontaminate(source, questions, remove="span", margin=10, shortest=20)
     made = published(store, node)
-    rows = {row["id"]: row["text"] for row in rows_of(made)}
+    found = {row["id"]: row["text"] for row in rows(made)}
     for number, text in enumerate(TEXTS):
         if any(has(text, q["context"]) for q in QUESTIONS):
-            left, right = rows[f"d{number}/0"], rows[f"d{number}/1"]
+            left, right = found[f"d{number}/0"], found[f"d{number}/1"]
             assert text.startswith(left)
             assert text.endswith(right)
             assert 10 <= len(text) - len(left) - len(right) - len(QUESTIONS[0]["context"]) < 60
         else:
-            assert rows[f"d{number}"] == text
+            assert found[f"d{number}"] == text
     about, tokens = made.result["contamination"], sum(-(-len(text.encode()) // 4) for text in TEXTS)
     assert about["cut"]["documents"] == about["sets"]["quiz"]["documents"]
     assert about["cut"]["pieces"] == 2 * about["cut"]["documents"]
     assert about["cut"]["tokens"] == tokens - made.result["tokens_kept"] > 0
     again = published(store, decontaminate(node, questions, remove="span"))
     assert again.result["contamination"]["sets"]["quiz"]["hits"] == 0
-    assert again.result["documents_seen"] == again.result["documents_kept"] == len(rows)
+    assert again.result["documents_seen"] == again.result["documents_kept"] == len(found)
 
 
 def test_a_changed_evaluation_set_makes_the_output_stale(tmp_path, source, questions):

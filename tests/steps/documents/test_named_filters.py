@@ -9,13 +9,10 @@ import pytest
 pytest.importorskip("datatrove")
 
 from data.prepare.filters import C4Quality, FineWebQuality, GopherQuality, GopherRepetition
-from data.prepare.filters import URLBlockList as Blocked
 from data.read.unit import Fields
 from pipeline.graph.step import as_node
 from steps.documents.transform import filter_documents
-from tests.data.prepare.filter_documents import BLOCKED, TEXTS, URLS
-from tests.data.prepare.filter_oracle import theirs
-from tests.pipeline.helpers import bring_up
+from tests.data.prepare.filter_documents import BLOCKED, TEXTS, URLS, theirs
 from tests.steps.documents.test_sample import published
 
 pytestmark = pytest.mark.slow  # spaCy takes seconds to import
@@ -77,33 +74,6 @@ def test_a_step_decides_as_a_pipeline_of_datatrove(tmp_path, source):
     assert made.result["dropped"] == reasons
     assert sum(reasons.values()) + len(kept) == len(rows)
     assert len(reasons) > 8
-
-
-def test_parameters_and_the_content_of_files_are_in_the_key(tmp_path, source):
-    path, _ = source
-    first, second = tmp_path / "a", tmp_path / "b"
-    first.write_text("bad.com\n")
-    second.write_text("bad.com\n")
-
-    def key(*keep):
-        return as_node(filter_documents(path, keep=keep)).key
-
-    def listed(file):
-        return Blocked(str(file), use_integrated_lists=False)
-
-    assert key(listed(first)) == key(listed(second))
-    before = key(listed(second))
-    second.write_text("other.com\n")
-    keys = [before, key(listed(second)), key(GopherQuality()), key(GopherQuality(min_doc_words=49))]
-    assert len(set(keys)) == 4
-    assert key(GopherQuality(min_doc_words=50)) == key(GopherQuality())
-
-
-def test_a_document_without_a_url_is_named(tmp_path, source):
-    path, _ = source
-    events = []
-    with pytest.raises(Exception, match="expected a URL in the column 'url', found None"):
-        bring_up(str(tmp_path / "store"), filter_documents(path, keep=BLOCKED), events=events)
 
 
 def test_the_filters_file_is_code_of_the_step(source):

@@ -11,11 +11,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from data.read.parquet_table import read_table
+from data.select import duplicates, write_sample
 from data.select.document_hash import document_hash
 from pipeline.errors import StepFailed
 from pipeline.graph.step import as_node
 from pipeline.store import storage
 from steps.artifacts import Documents
+from steps.documents import sample_shards
 from steps.documents.sample import sample
 from steps.tokens.tokenizer import train_tokenizer
 from tests.pipeline.helpers import bring_up, check_invariants
@@ -62,7 +64,7 @@ def source(tmp_path_factory):
 published = partial(built, kind=Documents)
 
 
-def rows(sampled, split):
+def rows(sampled, split="train"):
     """The rows of a split, in order."""
     return [
         row
@@ -208,23 +210,47 @@ def whole(source, tmp_path_factory):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("unit", ["document", "row_group"])
+def test_a_large_sample_is_compared_in_shares_with_the_same_result(tmp_path, monkeypatch, unit):
+    """File by file; each document's hashes are read once, and nothing of it stays."""
+    source = write(tmp_path / "s", documents())
+    node = sample(source, tokens=-1, splits=HELD_OUT, unit=unit, drop_duplicates=True)
+    monkeypatch.setattr("data.read.unit.TOGETHER", 1)
+    whole = published(tmp_path / "whole", node)
+    assert len(whole.shards("sample/")) > 2
+    monkeypatch.setattr(duplicates, "AT_ONCE", 300)
+    read, real = [], write_sample.read_hashes
+
+    def counted(directory, split):
+        read.append((directory, split))
+        return real(directory, split)
+
+    monkeypatch.setattr(write_sample, "read_hashes", counted)
+    shared = published(tmp_path / "shared", node)
+    parts = [split for s in whole.shards("sample/") for split in s.result["splits"]]
+    assert len(read) == len(set(read)) == len(parts)
+    assert shared.manifest.content == whole.manifest.content
+    written = [[(s.name, s.files, s.result) for s in made.shards()] for made in (whole, shared)]
+    assert written[0] == written[1]
+    assert shared.result == whole.result
+    check_invariants(str(tmp_path / "shared"), finished=True)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("place", "function"),
+    ("module", "function"),
     [
-        ("data.select.hash_histogram", "survey"),
-        ("data.select.hash_histogram", "documents_in"),
-        ("data.select.write_sample", "sample_units"),
-        ("data.select.write_sample", "drop_rows"),
+        (sample_shards, "survey"),
+        (sample_shards, "documents_in"),
+        (sample_shards, "sample_units"),
+        (write_sample, "drop_rows"),
     ],
 )
-def test_a_sample_that_was_interrupted_goes_on(
-    source, whole, tmp_path, monkeypatch, place, function
+def test_a_sample_that_was_interrupted_is_resumed(
+    source, whole, tmp_path, monkeypatch, module, function
 ):
     """Shards that were finished are not written again, and the documents are the same."""
-    import importlib
-
     node = sample(source, **UNIQUE)
-    module = importlib.import_module(place)
     real = getattr(module, function)
     monkeypatch.setattr("data.read.unit.TOGETHER", 1)
     calls, fails_at = [], [2]

@@ -148,6 +148,7 @@ ONE = '{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "co
         (ONE.replace('"b"', '""'), {}, "message 1 (assistant): expected a text, found ''"),
         (ONE.replace('"a"', '"\\ufdd0"'), {}, "a message has the noncharacter U+FDD0; repair the"),
         (ONE, {"template": "chatml"}, "names <|im_end|>, <|im_start|>, which the tokenizer"),
+        (ONE, {"template": "t.jinja"}, "expected one of alpaca, chatml, llama3, zephyr, or a file"),
         (ONE, {"sequence_length": 8}, "nothing of the training split is predicted: 0 rows are no"),
     ],
 )
@@ -156,25 +157,6 @@ def test_sources_that_are_refused(tmp_path, content, settings, words):
     (tmp_path / "a.jsonl").write_text(content)
     with pytest.raises((StepFailed, InputError)) as caught:
         cache_of(tmp_path / "store", tmp_path / "a.jsonl", splits=(), **settings)
-    assert words in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("template", "words"),
-    [
-        ("{{ bos_token }}", "it has no loss"),
-        ("{% nothing %}", "line 1: "),
-        (None, "template: expected one of alpaca, chatml, llama3, zephyr, or a file, found none"),
-    ],
-)
-def test_files_of_templates_that_are_refused(tmp_path, template, words):
-    """One that gives no loss, one that is none, and one that is not there."""
-    (tmp_path / "a.jsonl").write_text(ONE)
-    file = tmp_path / "t.jinja"
-    if template is not None:
-        file.write_text(template)
-    with pytest.raises((StepFailed, InputError)) as caught:
-        cache_of(tmp_path / "store", tmp_path / "a.jsonl", template=str(file))
     assert words in str(caught.value)
 
 

@@ -1,4 +1,4 @@
-"""Reads the first documents of a local source before anything runs, for `plan` and `run`."""
+"""What `plan` finds out about a source: its licence, and whether its documents can be read."""
 
 from __future__ import annotations
 
@@ -8,19 +8,34 @@ from typing import Any
 from data.read.formats import compression
 from data.read.unit import SCORE, Fields, Unit
 from data.select.token_budget import Budget
+from data.sources import license_of
 from pipeline import InputError
 from pipeline.graph.facts import Facts, Results
 from pipeline.graph.step import Node
 from pipeline.store import storage
-from steps.documents.licenses import license_facts
 
 _FILES = 16  # files that are opened, spread over the source
+
+
+def source_license(node: Node, results: Results) -> Facts:
+    """The licence of what a step reads as `source` or `documents`, where it is known."""
+    del results
+    return _license_facts(node.config.get("source", node.config.get("documents")))
+
+
+def _license_facts(source: Any) -> Facts:
+    found = license_of(source) if isinstance(source, str) else None
+    if found is None:
+        return Facts()
+    repository, license = found
+    about = {"source": repository, "name": license.name, "commercial": license.commercial}
+    return Facts((f"licence of {repository}: {license}",), {"license": about})
 
 
 def first_documents(node: Node, results: Results) -> Facts:
     """The licence of a step's source; refuses a local one whose first documents are wrong."""
     del results
-    source, config = node.config.get("source"), node.config
+    config, source = node.config, node.config.get("source")
     if source is not None and storage.is_local(source):
         from data.read.work_units import file_units, list_files, read_unit
 
@@ -35,7 +50,7 @@ def first_documents(node: Node, results: Results) -> Facts:
                 next(read_unit(unit, ["id", "text", "token_count", *score, *fields.columns]), None)
         if len(opened) == len(files):
             _check_budget(source, config, units)
-    return license_facts(source)
+    return _license_facts(source)
 
 
 def _check_budget(source: str, config: Mapping[str, Any], units: list[Unit]) -> None:
@@ -52,5 +67,5 @@ def _check_budget(source: str, config: Mapping[str, Any], units: list[Unit]) -> 
 
     name = next(iter(asked))
     others = sum(asked.values()) - asked[name]
-    told = too_much(name, budget, asked[name], max(0, most - others), most)
-    raise InputError(f"{source}: {told}")
+    why = too_much(name, budget, asked[name], max(0, most - others), most)
+    raise InputError(f"{source}: {why}")
