@@ -21,8 +21,8 @@ from pipeline.plan.lineage import lineage
 from pipeline.plan.plan import needed_keys, plan
 from pipeline.store import storage
 from pipeline.store.outputs import Store
-from tests.bench.plan_clock import chain, publish, wide_graph
 from tests.pipeline.helpers import bring_up, executed, result
+from tests.pipeline.large_graphs import chain, publish, wide_graph
 from tests.pipeline.toy import Numbers, Scale, numbers, scaled, total
 
 ROOT = Path(__file__).parents[3]

@@ -1,27 +1,15 @@
-"""How long planning a large graph takes: run as a script, prints seconds as JSON.
-
-A script, so that it can say what a process that only plans has imported.
-"""
+"""Graphs of many steps, and a store that has what a run of them would have published."""
 
 from __future__ import annotations
 
 import functools
-import json
-import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from pipeline.execute.event_log import EventLog
-from pipeline.execute.executor import Execution
-from pipeline.graph.order import topological
 from pipeline.graph.step import Node, as_node
 from pipeline.identity import source_code
-from pipeline.plan.plan import plan
 from pipeline.store import storage
 from pipeline.store.manifest import NAME, Manifest
-from pipeline.store.outputs import Store
 from pipeline.store.shards import File, Shard
 from tests.pipeline.toy import Scale, numbers, scaled, total
 
@@ -82,36 +70,3 @@ def publish(prefix: str, nodes: list[Node]) -> None:
         )
         # Not `create`: fsync would be most of the time.
         Path(path, NAME).write_bytes(record.to_bytes())
-
-
-def _best(action: Callable[[], Any], times: int = 3) -> float:
-    seconds = []
-    for _ in range(times):
-        clock = time.perf_counter()
-        action()
-        seconds.append(time.perf_counter() - clock)
-    return min(seconds)
-
-
-def measure(prefix: str, steps: int) -> dict[str, Any]:
-    """Seconds to build, plan and look, in an empty store and in a full one, best of three."""
-
-    def planned(store: str, status: str) -> None:
-        entries = plan(wide_graph(steps), Store(store))
-        assert len(entries) == steps
-        assert {entry.status for entry in entries} == {status}
-
-    def looked() -> None:
-        log = EventLog(prefix, "clock", [])
-        assert Execution(wide_graph(steps), Store(prefix), log, "again").look() == []
-
-    empty = storage.join(prefix, "empty")
-    found = {"cold": _best(lambda: planned(empty, "miss"))}
-    publish(prefix, topological(wide_graph(steps)))
-    found["hit"] = _best(lambda: planned(prefix, "hit"))
-    found["look"] = _best(looked)
-    return {"seconds": found, "modules": sorted({name.split(".")[0] for name in sys.modules})}
-
-
-if __name__ == "__main__":
-    sys.stdout.write(json.dumps(measure(sys.argv[1], int(sys.argv[2]))) + "\n")
