@@ -6,15 +6,16 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from models.shape.config import TransformerConfig
 from pipeline import Hardware, InputError
 from steps.platforms import chip_of
 from steps.training.plan.declared_run import DeclaredRun
-from steps.training.plan.memory import CERTAIN, MemoryFit, fit
+from steps.training.plan.memory import CERTAIN, fits, step_on
 from training.config import TrainConfig
 from training.cost.memory_plan import SHARDINGS
+from training.cost.resolved_run import ResolvedPhase
 from training.cost.step_time import Forecast, forecast
 from training.preflight import check
 
@@ -36,14 +37,8 @@ _STEPS = 1000
 """Steps of the schedule if they are unknown; a constant of the program that costs no memory."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Candidate:
-    """Settings of a train step.
-
-    Attributes:
-        train: with concrete microbatches and sharding; its remat policy is chosen later.
-        changes: one of `CHANGES`, compared with the declared run.
-    """
+class Candidate(NamedTuple):
+    """Settings of a train step but for its remat policy, and which of `CHANGES` they make."""
 
     model: TransformerConfig
     train: TrainConfig
@@ -55,12 +50,12 @@ class Plan:
     """A candidate with its predicted memory and time.
 
     Attributes:
-        fit: memory by formula; its `train` has no "auto".
+        run: the candidate without "auto".
         compiled: the compiler's verdict (`training.preflight.check`); None if not compiled.
     """
 
     candidate: Candidate
-    fit: MemoryFit
+    run: ResolvedPhase
     step: Forecast
     compiled: Mapping[str, Any] | None = None
 
@@ -72,17 +67,17 @@ class Plan:
     @property
     def bytes(self) -> float:
         """Bytes of one device, by formula."""
-        return self.fit.estimate.total
+        return self.run.estimate.total
 
     @property
     def may_fit(self) -> bool:
-        """Whether the compiler has not refused the plan; true if it was not compiled."""
+        """Whether the compiler has not refused the plan."""
         return self.compiled is None or bool(self.compiled["fits"])
 
     @property
     def fits(self) -> bool:
         """Whether the plan fits, by the compiler if it was compiled, else by formula."""
-        return self.fit.fits if self.compiled is None else self.may_fit
+        return fits(self.run) if self.compiled is None else self.may_fit
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,12 +131,12 @@ def search(
     for candidate in candidates(run, batches):
         tried += 1
         plans = _recomputing(run, candidate)
-        kept += [plan for plan in plans if plan.bytes <= most * plan.fit.limit]
-    own = Candidate(model=run.model, train=run.train, changes=NOTHING)
+        kept += [plan for plan in plans if fits(plan.run, most)]
+    own = Candidate(run.model, run.train, NOTHING)
     return Search(
         declared=_plan(run, own, run.train.remat),
         tried=tried,
-        fitting=sum(plan.fit.fits for plan in kept),
+        fitting=sum(fits(plan.run) for plan in kept),
         fronts={kind: front(p for p in kept if p.candidate.changes == kind) for kind in CHANGES},
     )
 
@@ -190,7 +185,7 @@ def candidates(run: DeclaredRun, batches: Sequence[int] = ()) -> Iterator[Candid
         changes = NOTHING if parts == train.microbatches else ROUNDING
         changes = changes if batch == train.batch_size else TRAINING
         changes = changes if model == run.model else MODEL
-        yield Candidate(model=model, train=tried, changes=changes)
+        yield Candidate(model, tried, changes)
 
 
 def _models(model: TransformerConfig) -> list[TransformerConfig]:
@@ -235,12 +230,12 @@ def _plan(run: DeclaredRun, candidate: Candidate, remat: str) -> Plan | None:
         parallel = replace(parallel, optimizer_memory="device")
     train = replace(candidate.train, remat=remat, parallel=parallel)
     try:
-        found = fit(candidate.model, run.optimizer, train, run.hardware)
+        found = step_on(run.hardware, candidate.model, run.optimizer, train)
     except InputError:
         return None
     chip = chip_of(run.hardware)
     assert chip is not None
-    return Plan(candidate=candidate, fit=found, step=forecast(found.run, chip))
+    return Plan(candidate=candidate, run=found, step=forecast(found, chip))
 
 
 def front(plans: Iterable[Plan]) -> list[Plan]:
@@ -265,7 +260,7 @@ def compile_fastest(
     """
 
     def compiled(plan: Plan) -> Plan:
-        train = replace(plan.fit.train, steps=run.steps or _STEPS)
+        train = replace(plan.run.train, steps=run.steps or _STEPS)
         try:
             verdict = check(plan.candidate.model, run.optimizer, train, run.hardware.name, show)
         except InputError as error:  # the compiler failed and reports no memory

@@ -15,16 +15,13 @@ from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
 from pipeline import Hardware
-from pipeline.accelerators import Chip
 from pipeline.execute.spending import dollars_an_hour, place_of, uses
 from pipeline.graph.capacity import Capacity
 from pipeline.graph.facts import Facts, Published, Results
-from pipeline.graph.step import Node
 from pipeline.pages.readable import duration, moment
 from pipeline.pages.record import runs
 from steps.training.plan.cost import TPU_WAIT, prior_hours, units
 from steps.training.plan.declared_run import DeclaredRun
-from steps.training.plan.timings import Ends, work_of
 from training.cost.preemption import Preemptions, Work, best_every, simulate
 
 if TYPE_CHECKING:
@@ -37,28 +34,21 @@ _DEARER = (
 )
 
 
-def bill(
-    node: Node,
-    run: DeclaredRun,
-    results: Results,
-    devices: int,
-    chip: Chip | None = None,
-    predicted: Work | None = None,
-    learned: Ends | None = None,
-) -> Facts:
+def bill(run: DeclaredRun, results: Results, find: Callable[[], tuple[Work | None, str]]) -> Facts:
     """The seconds that a training is to hold its hardware; on spot simulated, with lines and data.
 
-    With a refusal where spot was asked for and is dearer than on demand.
+    With a refusal where spot was asked for and is dearer than on demand. `find` is `work_of` the
+    training, which reads the store.
     """
     every = run.whole.checkpoint_every
     if not _capacity(results).spot:
 
         def alone() -> float | None:
-            work, _ = work_of(node, run, results, predicted, chip, devices, learned)
+            work, _ = find()
             return None if work is None else work.alone(every)
 
         return Facts(seconds=alone)
-    work, measured = work_of(node, run, results, predicted, chip, devices, learned)
+    work, measured = find()
     if work is None:
         return Facts(("spot        known when the store has a training on this hardware",))
     if work.steps < 1:

@@ -7,13 +7,13 @@ import dataclasses
 from dataclasses import dataclass
 
 from models.shape.config import TransformerConfig
-from models.shape.footprint import training_flops_per_token
 from pipeline import Hardware, InputError
 from pipeline.graph.facts import Results
 from pipeline.graph.step import Node
 from pipeline.store import storage
 from steps.artifacts import TEST, TRAIN, Documents, Sequences, TokenCache
 from steps.declared import nearest_setting, splits
+from steps.scaling_law.points import spent
 from steps.training.budget import budgeted, steps_of
 from steps.training.plan.continued import continued_optimizer, done_before, steps_saved
 from training.config import OptimizerConfig, TrainConfig
@@ -30,7 +30,6 @@ class DeclaredRun:
             length.
         steps: optimizer steps, those that are done included; None if they depend on outputs that do
             not exist yet.
-        phases: number of steps left and configuration of each batch phase; empty without `steps`.
         splits: number of held-out splits to evaluate on.
         exact: whether `steps` is exact, or estimated from the tokens of the cache or the budget of
             `sample`.
@@ -44,7 +43,6 @@ class DeclaredRun:
     train: TrainConfig
     hardware: Hardware
     steps: int | None
-    phases: tuple[tuple[int, TrainConfig], ...]
     splits: int
     exact: bool
     done: int
@@ -54,22 +52,12 @@ class DeclaredRun:
     @property
     def tokens(self) -> int | None:
         """Training tokens of the steps that are left."""
-        if self.steps is None:
-            return None
-        return sum(steps * t.batch_size * t.sequence_length for steps, t in self.phases)
+        return spent(self.model, self.whole, self.done)[0] if self.steps else self.steps
 
     @property
     def flops(self) -> float | None:
         """FLOPs of the steps that are left, with causal attention."""
-        if self.steps is None:
-            return None
-        return sum(
-            steps
-            * train.batch_size
-            * train.sequence_length
-            * training_flops_per_token(self.model, train.sequence_length, causal=True)
-            for steps, train in self.phases
-        )
+        return spent(self.model, self.whole, self.done)[1] if self.steps else self.steps
 
 
 def declared_run(node: Node, results: Results) -> DeclaredRun | None:
@@ -99,7 +87,6 @@ def declared_run(node: Node, results: Results) -> DeclaredRun | None:
         train=largest_of(left).config(known),
         hardware=node.runtime["hardware"],
         steps=steps,
-        phases=tuple((p.end - max(p.first, done), p.config(known)) for p in left if steps),
         splits=len(node.config.get("splits") or _evaluated(sequences)),
         exact=exact,
         done=done,

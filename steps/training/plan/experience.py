@@ -25,6 +25,7 @@ from pipeline.errors import CorruptOutput, PonenteError
 from pipeline.identity.fingerprint import plain
 from steps.artifacts import Checkpoint
 from steps.checkpoints.finished import manifest_of, trainings
+from steps.training.plan.cost import ends
 from training.config import OptimizerConfig, TrainConfig
 from training.cost import host_cpu, step_time
 from training.cost.learned import (
@@ -83,28 +84,27 @@ class Learned:
     @property
     def data(self) -> dict[str, Any]:
         """For `plan --json`."""
-        step, table = self.step, self.table
-        (fast, slow), (table_fast, table_slow) = step.range, table.range
+        seconds = ends(self.step)
         return {
-            "step_seconds": [fast, step.seconds, slow],
-            "tokens_per_second": [step.tokens / each for each in (slow, step.seconds, fast)],
-            "shares": step.shares,
+            "step_seconds": list(seconds),
+            "tokens_per_second": [self.step.tokens / each for each in reversed(seconds)],
+            "shares": self.step.shares,
             "learned": {
                 "factor": self.correction.factor,
                 "runs": self.runs,
                 "profiles": self.profiles,
                 "interval": self.correction.narrowed,
-                "step_seconds_without": [table_fast, table.seconds, table_slow],
+                "step_seconds_without": list(ends(self.table)),
             },
         }
 
     @property
     def range(self) -> str:
         """The interval of the step's time, in words."""
-        step, (fast, slow) = self.step, self.step.range
+        (fast, middle, slow), tokens = ends(self.step), self.step.tokens
         return (
-            f"{fast:.3g} to {slow:.3g} s per step (middle {step.seconds:.3g}), "
-            f"{step.tokens / slow:,.0f} to {step.tokens / fast:,.0f} tokens/s"
+            f"{fast:.3g} to {slow:.3g} s per step (middle {middle:.3g}), "
+            f"{tokens / slow:,.0f} to {tokens / fast:,.0f} tokens/s"
         )
 
     def __str__(self) -> str:

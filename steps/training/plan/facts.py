@@ -6,6 +6,7 @@ import dataclasses
 import importlib.util
 import textwrap
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from models.hf import architectures
@@ -23,6 +24,7 @@ from steps.training.plan import memory
 from steps.training.plan.bill import bill
 from steps.training.plan.cost import (
     checkpoint_bytes,
+    ends,
     money,
     phases_share,
     run_times,
@@ -30,13 +32,14 @@ from steps.training.plan.cost import (
 )
 from steps.training.plan.declared_run import DeclaredRun, declared_run, model_of
 from steps.training.plan.experience import Hardware, Learned, predicted
-from steps.training.plan.memory import GIB, MemoryFit
+from steps.training.plan.memory import GIB
+from steps.training.plan.timings import work_of
 from training.config.batch_schedule import rows_read
 from training.config.train import INSTALL, TRACKERS
 from training.cost import step_time
 from training.cost.audit import CURES, Flaw
 from training.cost.preemption import Work
-from training.cost.resolved_run import ResolvedRun, lint, resolve_run
+from training.cost.resolved_run import ResolvedPhase, ResolvedRun, lint, resolve_run
 
 ELSEWHERE = "steps.tuning.compare:compare"  # by name: it draws pages, and is above this folder
 
@@ -65,28 +68,27 @@ def training_facts(node: Node, results: Results) -> Facts:
     if chip is None:
         line, refusal = _on_this_machine(run, resolved.largest.estimate.activations * devices.count)
         lines += [line, *_speed_here(run, resolved, learned, data)]
-        step = learned.step
-        ends = (step.range[0], step.seconds, step.range[1]) if learned.runs else None
-        billed = bill(node, run, results, devices.count, learned=ends)
+        measured = {"learned": ends(learned.step) if learned.runs else None}
+        billed = bill(run, results, partial(work_of, node, run, results, devices, **measured))
         why = refusal or billed.refusal
         return Facts((*lines, *billed.lines), {**data, **billed.data}, why, billed.seconds)
-    fit = memory.MemoryFit(resolved.largest)
-    lines.append(f"memory      by formula {fit.line(chip.name)}")
+    step = resolved.largest
+    lines.append(f"memory      by formula {memory.described(step, chip.name)}")
     data["memory"] = {
         "source": "formula",
-        "fits": fit.fits,
-        "need_bytes": int(fit.estimate.total),
-        "limit_bytes": int(fit.limit),
-        "parts": {name: int(size) for name, size in fit.estimate.parts.items()},
+        "fits": memory.fits(step),
+        "need_bytes": int(step.estimate.total),
+        "limit_bytes": int(memory.limit_of(step)),
+        "parts": {name: int(size) for name, size in step.estimate.parts.items()},
     }
-    if not fit.fits:
-        return _too_large(run, fit, lines, data)
-    lines += _program(resolved, data)
-    lines += _speed(run, fit, learned, data)
+    if not memory.fits(step):
+        return _too_large(run, step, lines, data)
+    lines += _program(step, data)
+    lines += _speed(run, step, learned, data)
     billed = Facts()
     if run.steps:
         work = _whole_run(run, resolved, learned, chip, data, lines)
-        billed = bill(node, run, results, devices.count, chip, work)
+        billed = bill(run, results, partial(work_of, node, run, results, devices, work))
     lines, data = [*lines, *billed.lines], {**data, **billed.data}
     return Facts(tuple(lines), data, billed.refusal, billed.seconds, _examination(run))
 
@@ -218,12 +220,14 @@ def _speed_here(
     return [f"predicted   {learned.range}{left}", f"            {learned}"]
 
 
-def _too_large(run: DeclaredRun, fit: MemoryFit, lines: list[str], data: dict[str, Any]) -> Facts:
+def _too_large(
+    run: DeclaredRun, step: ResolvedPhase, lines: list[str], data: dict[str, Any]
+) -> Facts:
     """A refusal, or a check by the compiler if the formula's error could make the step fit."""
     others = memory.nearest(run)
     data["fitting"] = others
-    if fit.cannot:
-        need, limit = fit.estimate.total / GIB, fit.limit / GIB
+    if not memory.fits(step, memory.CERTAIN):
+        need, limit = step.estimate.total / GIB, memory.limit_of(step) / GIB
         why = f"does not fit {run.hardware.name} by formula: {need:.1f} of {limit:.2f} GiB per "
         why += f"device, short by {need - limit:.1f}"
         if not others:
@@ -240,8 +244,10 @@ def _too_large(run: DeclaredRun, fit: MemoryFit, lines: list[str], data: dict[st
     return Facts(tuple(lines), data, examine=examine)
 
 
-def _speed(run: DeclaredRun, fit: MemoryFit, learned: Learned, data: dict[str, Any]) -> list[str]:
-    step = learned.step
+def _speed(
+    run: DeclaredRun, resolved: ResolvedPhase, learned: Learned, data: dict[str, Any]
+) -> list[str]:
+    step, train = learned.step, resolved.train
     shares = ", ".join(f"{kind} {part:.0%}" for kind, part in step.shares.items() if part >= 0.005)
     data["predicted"] = {
         **learned.data,
@@ -254,8 +260,7 @@ def _speed(run: DeclaredRun, fit: MemoryFit, learned: Learned, data: dict[str, A
     lines = [
         f"predicted   {learned.range}, MFU about {step.mfu:.0%} causal, {step.mfu_full:.0%} full "
         "attention",
-        f"            shares of its time: {shares}; remat {fit.train.remat}, "
-        f"{fit.train.parallel.sharding}",
+        f"            shares of its time: {shares}; remat {train.remat}, {train.parallel.sharding}",
         f"            error on published runs, their source left out: median "
         f"{step_time.ERROR:.0%}, 90th percentile {step_time.ERROR_90:.0%} "
         f"(docs/predictions.md); untuned runs took {low:g} to {high:g} times the middle",
@@ -263,13 +268,13 @@ def _speed(run: DeclaredRun, fit: MemoryFit, learned: Learned, data: dict[str, A
     if learned.runs:
         lines[-1] = f"            {learned}"
     length, kind = run.train.sequence_length, run.hardware.kind
-    wasted = lint(run.model, fit.train.parallel, platform=kind, sequence_length=length)
+    wasted = lint(run.model, train.parallel, platform=kind, sequence_length=length)
     return [*lines, *(f"            {sentence}" for sentence in wasted)]
 
 
-def _program(resolved: ResolvedRun, data: dict[str, Any]) -> list[str]:
+def _program(step: ResolvedPhase, data: dict[str, Any]) -> list[str]:
     """The attention back end with its reason, and the options of the compiler."""
-    chosen, options = resolved.largest.backend, dict(resolved.largest.options)
+    chosen, options = step.backend, dict(step.options)
     data["program"] = {
         "attention": chosen.backend,
         "reason": chosen.reason,
