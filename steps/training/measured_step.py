@@ -80,7 +80,7 @@ def measured_step(
 
 
 def _parts(keep: str) -> dict[str, float]:
-    """Seconds by kind of the last profile, see `training.metrics.profile_parts`."""
+    """Seconds by kind of the last profile."""
     above = storage.join(keep, TRACES)
     for name in reversed(storage.list_names(above)):
         with contextlib.suppress(FileNotFoundError, ValueError):

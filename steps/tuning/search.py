@@ -21,8 +21,8 @@ from training.preflight import check
 
 NOTHING, ROUNDING, TRAINING, MODEL = "", "rounding", "training", "model"
 CHANGES = (NOTHING, ROUNDING, TRAINING, MODEL)
-"""The effect of settings on a run's output: none; another order of summing gradients; another batch
-per step; another model. Each kind includes those before it."""
+"""Effects of settings on a run's output: none; gradients summed in another order; another batch per
+step; another model. Each kind includes those before it."""
 
 _HEAD_SIZES = (64, 128, 256)
 _MICROBATCHES = (1, 2, 4, 8, 16, 32)
@@ -30,7 +30,7 @@ _MESHES = ((1, 1), (2, 1), (1, 2), (4, 1), (2, 2), (1, 4))
 """(sequence, tensor): devices that positions are split among, and devices for heads and MLP."""
 _TILE = 256
 """Positions per device are a multiple of this if they are split: two chunks of 128 lanes."""
-_SAVING = 0.03
+_SAVING = 0.03  # share of memory
 _AT_ONCE = 2
 """Concurrent compilations; each takes a core for minutes and gigabytes of memory."""
 _STEPS = 1000
@@ -47,12 +47,7 @@ class Candidate(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """A candidate with its predicted memory and time.
-
-    Attributes:
-        run: the candidate without "auto".
-        compiled: the compiler's verdict (`training.preflight.check`); None if not compiled.
-    """
+    """A candidate, resolved, with its predicted time and, if it was compiled, the verdict."""
 
     candidate: Candidate
     run: ResolvedPhase
@@ -61,7 +56,7 @@ class Plan:
 
     @property
     def seconds_per_token(self) -> float:
-        """Predicted seconds per token of the whole slice, comparable between batch sizes."""
+        """Of the whole slice, comparable between batch sizes."""
         return self.step.seconds / self.step.tokens
 
     @property
@@ -70,26 +65,15 @@ class Plan:
         return self.run.estimate.total
 
     @property
-    def may_fit(self) -> bool:
-        """Whether the compiler has not refused the plan."""
-        return self.compiled is None or bool(self.compiled["fits"])
-
-    @property
     def fits(self) -> bool:
         """Whether the plan fits, by the compiler if it was compiled, else by formula."""
-        return fits(self.run) if self.compiled is None else self.may_fit
+        return fits(self.run) if self.compiled is None else bool(self.compiled["fits"])
 
 
 @dataclass(frozen=True, kw_only=True)
 class Search:
-    """The result of a search.
-
-    Attributes:
-        declared: the declared run, with its "auto" resolved; None if its sizes do not divide.
-        tried: number of candidates.
-        fitting: number of plans that fit by formula.
-        fronts: fastest plans by `CHANGES`, see `front`.
-    """
+    """The plan of the declared run, if its sizes divide; numbers of candidates and of plans that
+    fit by formula; and the fastest plans by `CHANGES`, see `front`."""
 
     declared: Plan | None
     tried: int
@@ -103,7 +87,7 @@ class Search:
         """
         allowed = CHANGES[: CHANGES.index(changes) + 1]
         plans = [plan for kind in allowed for plan in self.fronts.get(kind, ())]
-        found = [plan for plan in plans if (plan.fits if certain else plan.may_fit)]
+        found = [plan for plan in plans if plan.fits or (not certain and not plan.compiled)]
         return min(found, key=lambda plan: plan.seconds_per_token, default=None)
 
     def chosen(self) -> dict[str, Plan]:
@@ -116,12 +100,7 @@ class Search:
         return found
 
 
-def search(
-    run: DeclaredRun,
-    *,
-    batches: Sequence[int] = (),
-    uncertain: bool = False,
-) -> Search:
+def search(run: DeclaredRun, batches: Sequence[int] = (), *, uncertain: bool = False) -> Search:
     """Predict memory and time of all candidates by formula, and keep the fastest.
 
     `uncertain` keeps plans above the limit by formula that the compiler may find to fit.
@@ -239,10 +218,7 @@ def _plan(run: DeclaredRun, candidate: Candidate, remat: str) -> Plan | None:
 
 
 def front(plans: Iterable[Plan]) -> list[Plan]:
-    """The Pareto front of time and memory, the fastest plan first.
-
-    A plan that saves less than the share `_SAVING` of its predecessor's memory is left out.
-    """
+    """The Pareto front of time and memory, the fastest first, each with `_SAVING` less memory."""
     found: list[Plan] = []
     for plan in sorted(plans, key=lambda plan: (plan.seconds_per_token, plan.bytes)):
         if not found or plan.bytes < (1 - _SAVING) * found[-1].bytes:
@@ -255,8 +231,7 @@ def compile_fastest(
 ) -> Search:
     """The search with the compiler's verdict on the fastest plan of each kind.
 
-    If a plan does not fit, the next fastest one is compiled. `show` gets lines of progress, from
-    several threads.
+    Where one does not fit, the next is compiled. `show` gets progress, from several threads.
     """
 
     def compiled(plan: Plan) -> Plan:

@@ -34,12 +34,10 @@ _WIDTH, _LINES = 100, 5  # of a section in text
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """A plan on its hardware.
+    """A plan on its hardware; None where no layout divides, with the reason in `why`.
 
-    Attributes:
-        plan: None where no layout divides, with the reason in `why`.
-        hours: low, middle and high; empty while the steps are not known.
-        dollars: the same by "on_demand" and "spot", those of them that have a price.
+    `hours` are low, middle and high, none while the steps are not known; `dollars` the same by
+    "on_demand" and "spot", those of them that have a price.
     """
 
     hardware: Hardware
@@ -71,8 +69,7 @@ def row(run: DeclaredRun, plan: Plan | None) -> Row:
     price, chip = price_of(run.hardware.generation), chip_of(run.hardware)
     found = Row(hardware=run.hardware, price=price, plan=plan)
     if plan is None:
-        rows, devices = run.train.batch_size, run.hardware.devices
-        why = f"{rows} sequences do not divide over {devices} devices"
+        why = f"{run.train.batch_size} sequences do not divide over {run.hardware.devices} devices"
         return dataclasses.replace(found, why=why)
     new = plan.run.train
     if not (plan.fits and run.steps and chip) or new.batch_size != run.train.batch_size:
@@ -208,8 +205,11 @@ class Table:
         """The same row as JSON; triples are low, middle and high."""
         plan, on = row.plan, row.hardware
         found: dict[str, Any] = {
-            **{"hardware": on.name, "chip": on.generation, "chips": on.chips},
-            **{"devices": on.devices, "slices": on.slices, "fits": row.fits, "why": row.why},
+            "hardware": on.name,
+            "chip": on.generation,
+            **{name: getattr(on, name) for name in ("chips", "devices", "slices")},
+            "fits": row.fits,
+            "why": row.why,
             "chosen": self._chosen_as(row),
             "price": None if row.price is None else msgspec.structs.asdict(row.price),
         }

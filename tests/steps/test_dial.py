@@ -21,7 +21,7 @@ from pipeline.prices import price_of
 from steps import recipe
 from steps.cli import dial
 from steps.dial import SHAPES, priced
-from steps.training.plan.memory import fit
+from steps.training.plan.memory import fits, step_on
 from tests.docs.pages import ROOT
 from tests.steps.training.test_planning import facts
 from training.recipes.curves import NANOCHAT
@@ -140,9 +140,9 @@ def test_microbatches_are_the_fewest_that_fit():
     found = recipe(depth=32, hardware="v6e-8")
     parts = found.train.microbatches
     assert parts > 1
-    for count, fits in ((parts, True), (parts // 2, False)):
+    for count, fitting in ((parts, True), (parts // 2, False)):
         train = dataclasses.replace(found.train, microbatches=count)
-        assert fit(found.model, found.optimizer, train, pod("v6e-8")).fits is fits
+        assert fits(step_on(pod("v6e-8"), found.model, found.optimizer, train)) is fitting
 
 
 def test_small_batches_do_not_hide_recipes_of_many_chips():

@@ -90,13 +90,10 @@ def run_time(run: DeclaredRun, train: TrainConfig, step: Forecast, seconds: floa
 
 def phases_share(run: DeclaredRun, resolved: ResolvedRun, step: Forecast, chip: Chip) -> float:
     """The mean seconds of the steps that are left over those of the largest step, by the table."""
-    seconds: dict[TrainConfig, float] = {}
     total, count = 0.0, 0
     for each in resolved.phases:
-        if each.train not in seconds:
-            seconds[each.train] = forecast(each, chip).seconds
         steps = each.phase.end - max(each.phase.first, run.done)
-        total, count = total + steps * seconds[each.train], count + steps
+        total, count = total + steps * forecast(each, chip).seconds, count + steps
     return total / max(count, 1) / step.seconds
 
 
@@ -107,7 +104,7 @@ def run_times(
     chip: Chip,
     learned: Forecast | None = None,
 ) -> list[RunTime]:
-    """The run's times at the fast end of the largest step's forecast, the middle and the slow.
+    """The run's times at the `ends` of the largest step's forecast.
 
     `step` is by the table, as those of the other phases; `learned` its correction by runs.
     """
@@ -132,12 +129,12 @@ def bills(hardware: Hardware, price: Price | None, times: Sequence[RunTime]) -> 
     return found
 
 
-def money(run: DeclaredRun, chip: Chip, times: tuple[RunTime, RunTime]) -> list[str]:
-    """Dollars on demand and on spot, as ranges, or a line that asks for a missing price."""
+def money(run: DeclaredRun, chip: Chip, times: tuple[RunTime, RunTime]) -> str:
+    """Dollars on demand and on spot, as ranges, or where to give a missing price."""
     price = price_of(chip.name)
     found = bills(run.hardware, price, times)
     if price is None or not found:
-        return [f"no public price of {chip.name}: give one in a file that PONENTE_PRICES names"]
+        return f"no public price of {chip.name}: give one in a file that PONENTE_PRICES names"
     words = {"on_demand": "on demand", "spot": "on spot before preemptions"}
     amounts = [f"${low:,.2f} to ${high:,.2f} {words[how]}" for how, (low, high) in found.items()]
-    return [f"{', '.join(amounts)} ({price.source}, {price.date})"]
+    return f"{', '.join(amounts)} ({price.source}, {price.date})"

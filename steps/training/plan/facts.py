@@ -12,7 +12,7 @@ from typing import Any
 from models.hf import architectures
 from models.shape.footprint import footprint
 from pipeline.accelerators import Chip
-from pipeline.graph.facts import Facts, Published, Results
+from pipeline.graph.facts import Facts, Results
 from pipeline.graph.step import Node
 from pipeline.store import storage
 from steps.artifacts import Sequences
@@ -22,6 +22,7 @@ from steps.scaling_law.published_curves import published
 from steps.training.budget import told_epochs
 from steps.training.plan import memory
 from steps.training.plan.bill import bill
+from steps.training.plan.continued import store_of
 from steps.training.plan.cost import (
     checkpoint_bytes,
     ends,
@@ -63,16 +64,16 @@ def training_facts(node: Node, results: Results) -> Facts:
         return Facts((*lines, f"{need}; this machine's accelerators are not checked"), data)
     train = run.whole if run.steps else run.train
     resolved = resolve_run(run.model, run.optimizer, train, devices, done=run.done)
-    store = results.prefix if isinstance(results, Published) and results.learning else ""
-    learned = predicted(resolved.largest, Hardware.of(devices.chip), store)
+    step, store = resolved.largest, store_of(results)
+    where = Hardware.of(devices.chip)
+    learned = predicted(step, where, store.prefix if store.learning else "")
     if chip is None:
-        line, refusal = _on_this_machine(run, resolved.largest.estimate.activations * devices.count)
+        line, refusal = _on_this_machine(run, step.estimate.activations * devices.count)
         lines += [line, *_speed_here(run, resolved, learned, data)]
         measured = {"learned": ends(learned.step) if learned.runs else None}
         billed = bill(run, results, partial(work_of, node, run, results, devices, **measured))
         why = refusal or billed.refusal
         return Facts((*lines, *billed.lines), {**data, **billed.data}, why, billed.seconds)
-    step = resolved.largest
     lines.append(f"memory      by formula {memory.described(step, chip.name)}")
     data["memory"] = {
         "source": "formula",
@@ -101,24 +102,23 @@ def _forecast(node: Node, run: DeclaredRun, results: Results, data: dict[str, An
     if node.step.name != "train":
         return []
     found: LossForecast | str = "the sequences are not built yet"
-    built = isinstance(results, Published) and results.places.get(node.inputs["sequences"].key)
-    if isinstance(results, Published) and built and run.steps:
-        own = storage.join(results.prefix, node.directory)
+    store = store_of(results)
+    if run.steps and (built := store.places.get(node.inputs["sequences"].key)):
+        own = storage.join(store.prefix, node.directory)
         settings = run.model, run.optimizer, run.whole, node.config["splits"]
         found = forecast_of(own, Sequences(*built), *settings)
     if not isinstance(found, str):
         data["forecast"] = {**vars(found), "share": SHARE}
         return [f"loss        {found}"]
-    data["forecast"] = {"why": found}
+    said: dict[str, Any] = {"why": found}
+    data["forecast"] = said
     lines = [f"loss        no forecast: {found}"]
     if run.steps and (theirs := published(run.model, run.optimizer, run.whole)):
         curve, flops = theirs
         low, bits, high = curve.loss(flops)
         outside = ", extrapolated" if curve.extrapolated(flops) else ""
-        data["forecast"] |= {
-            "published": {"bits_per_byte": bits, "low": low, "high": high, "share": SHARE}
-            | {"flops": flops, "data": curve.data}
-        }
+        said["published"] = {"bits_per_byte": bits, "low": low, "high": high, "share": SHARE}
+        said["published"] |= {"flops": flops, "data": curve.data}
         lines.append(
             f"            published runs of this optimizer, {flops:.2g} FLOPs{outside}: {bits:.3f} "
             f"bits a byte ({SHARE:.0%}: {low:.3f} to {high:.3f}) of {curve.data}"
@@ -229,11 +229,9 @@ def _too_large(
     if not memory.fits(step, memory.CERTAIN):
         need, limit = step.estimate.total / GIB, memory.limit_of(step) / GIB
         why = f"does not fit {run.hardware.name} by formula: {need:.1f} of {limit:.2f} GiB per "
-        why += f"device, short by {need - limit:.1f}"
-        if not others:
-            why += "; no smaller batch and no larger slice of this kind fits by formula"
-            return Facts(tuple(lines), data, why)
-        why = "\n".join([f"{why}; these fit by formula:", *(f"  {other}" for other in others)])
+        none = "no smaller batch and no larger slice of this kind fits by formula"
+        why += f"device, short by {need - limit:.1f}; "
+        why += "\n  ".join(["these fit by formula:", *others]) if others else none
         return Facts(tuple(lines), data, why)
     examine = _examination(run)
     if examine is None:
@@ -305,7 +303,7 @@ def _whole_run(
     lines += [
         f"run         {fast.total / 3600:.2f} to {slow.total / 3600:.2f} h of "
         f"{run.hardware.chips} {chip.name}: at the slow end {extra}",
-        *(f"cost        {line}" for line in money(run, chip, (fast, slow))),
+        f"cost        {money(run, chip, (fast, slow))}",
     ]
     left = (run.steps or 0) - run.done
     low, mean, high = ((t.steps + t.evaluations) / max(left, 1) for t in (fast, middle, slow))
@@ -328,10 +326,8 @@ def compiled_facts(run: DeclaredRun, show: Callable[[str], None]) -> Facts:
     train = dataclasses.replace(run.train, steps=run.steps or 1000)
     found = check(run.model, run.optimizer, train, run.hardware.name, show)
     need = found["need_gib"] if found["peak_gib"] is None else found["peak_gib"]
-    limit = found["limit_gib"]
-    sizes = (
-        f"arguments {found['arguments_gib']:.2f}, temporaries {found['temporaries_gib']:.2f} GiB"
-    )
+    limit, sizes = found["limit_gib"], f"arguments {found['arguments_gib']:.2f}, temporaries "
+    sizes += f"{found['temporaries_gib']:.2f} GiB"
     seconds, libtpu = found["compile_seconds"], found["versions"]["libtpu"]
     compiler = f"TPU compiler (libtpu {libtpu}, {seconds:.0f} s)"
     data = {"compiled": {name: found[name] for name in _KEPT}}
@@ -343,16 +339,12 @@ def compiled_facts(run: DeclaredRun, show: Callable[[str], None]) -> Facts:
     others = memory.nearest(run, share=min(1.0, estimated / need))
     parts = sorted(found["estimate_gib"].items(), key=lambda part: -part[1])[:5]
     named = ", ".join(f"{part} {size:.1f}" for part, size in parts)
-    return Facts(
-        data={**data, "fitting": others},
-        refusal="\n".join(
-            [
-                f"does not fit {run.hardware.name} by the {compiler}: {over}",
-                f"  largest by formula, GiB: {named}",
-                *(f"  fits by formula: {other}" for other in others),
-            ]
-        ),
-    )
+    why = [
+        f"does not fit {run.hardware.name} by the {compiler}: {over}",
+        f"  largest by formula, GiB: {named}",
+        *(f"  fits by formula: {other}" for other in others),
+    ]
+    return Facts(data={**data, "fitting": others}, refusal="\n".join(why))
 
 
 def _audited(flaws: list[Flaw]) -> list[str]:

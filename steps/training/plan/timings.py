@@ -11,13 +11,14 @@ from statistics import fmean, quantiles
 from typing import Any
 
 from pipeline.accelerators import chip_of
-from pipeline.graph.facts import Published, Results
+from pipeline.graph.facts import Results
 from pipeline.graph.step import Node
 from pipeline.store import manifest, storage
 from pipeline.store.manifest import KEEP
 from pipeline.store.shards import ATTEMPTS
 from steps.artifacts import Checkpoint
 from steps.checkpoints.finished import EVERY, manifest_of
+from steps.training.plan.continued import store_of
 from steps.training.plan.cost import Ends, checkpoint_bytes
 from steps.training.plan.declared_run import DeclaredRun
 from training.cost.memory_plan import Devices
@@ -64,13 +65,13 @@ def _found(
     node: Node, run: DeclaredRun, results: Results, devices: Devices, learned: Ends | None
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     """(directory, fields of `Work` that it shows), of this training, then of the newest ones."""
-    if not isinstance(results, Published) or not results.prefix:
+    if not (prefix := store_of(results).prefix):
         return
-    above = storage.join(results.prefix, node.directory, ATTEMPTS)
+    above = storage.join(prefix, node.directory, ATTEMPTS)
     names = storage.list_names(above)
     own = _on(read_attempts(storage.join(above, n, KEEP) for n in names), devices)
     yield node.directory, fields(own)
-    for made in _newest(results.prefix, devices.chip):
+    for made in _newest(prefix, devices.chip):
         attempts, last = _on(made.attempts, devices), made.result["checkpoint"]
         size = next(s.bytes for s in made.shards("checkpoint/") if s.name == last)
         found = {**_startup(attempts), **_saves(attempts, checkpoint_bytes(run) / size)}

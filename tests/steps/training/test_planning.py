@@ -286,12 +286,12 @@ def test_what_cannot_fit_is_refused_with_three_that_do():
     assert "short by" in lines[0]
     assert len(lines) == 4
     run = declared_run(node(**settings), {})
-    assert not memory.fit(run.model, run.optimizer, run.train, run.hardware).fits
+    assert not memory.fits(memory.step_on(run.hardware, run.model, run.optimizer, run.train))
     applied = 0
     for text, train, hardware in memory._changes(run):
         if any(line.strip().startswith(f"{text}:") for line in lines[1:]):
-            found = memory.fit(run.model, run.optimizer, train, hardware)
-            assert found.estimate.total <= found.limit == 31.25 * GIB
+            found = memory.step_on(hardware, run.model, run.optimizer, train)
+            assert found.estimate.total <= memory.limit_of(found) == 31.25 * GIB
             applied += 1
     assert applied == 3
 
