@@ -47,10 +47,7 @@ def described(step: ResolvedPhase, chip: str) -> str:
 
 
 def nearest(run: DeclaredRun, share: float = 1.0) -> list[str]:
-    """The nearest changes of settings with which the step fits by formula, one per line.
-
-    They fill a `share` of the limit, below 1 if the compiler needed more than the formula.
-    """
+    """The nearest changes of settings with which the step fits a share of the limit by formula."""
     found = []
     for text, train, hardware in _changes(run):
         try:
@@ -107,7 +104,6 @@ def _larger(hardware: Hardware) -> list[str]:
 
 
 def host_memory() -> int:
-    """Bytes of physical memory of this machine."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 

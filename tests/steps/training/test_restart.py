@@ -7,6 +7,8 @@ import itertools
 import json
 import os
 import signal
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -55,23 +57,32 @@ def check_progress(events: list[dict[str, Any]]) -> None:
     assert shown.index(resumed) > shown.index("steps")
 
 
+class Preempting(list[dict[str, Any]]):
+    """Events of a run that is preempted after its first step; `between` runs before it resumes."""
+
+    def __init__(self, between: Callable[[], None]) -> None:
+        super().__init__()
+        self.between, self.stopped = between, False
+
+    def append(self, event: dict[str, Any]) -> None:
+        super().append(event)
+        if event["event"] == "progress" and event.get("unit") == "steps" and not self.stopped:
+            self.stopped = True
+            os.kill(os.getpid(), signal.SIGTERM)
+        if event["event"] == "retried":
+            self.between()
+
+
 @pytest.mark.slow
 def test_training_continues_from_checkpoints_of_other_code(tmp_path):
     """An edit drops none of them, and is said in one line."""
-    stopped: list[int] = []
 
-    class Events(list):
-        def append(self, event):
-            super().append(event)
-            if event["event"] == "progress" and event.get("unit") == "steps" and not stopped:
-                stopped.append(1)
-                os.kill(os.getpid(), signal.SIGTERM)
-            if event["event"] == "retried":  # as if another attempt's code had written them
-                for path in tmp_path.rglob("train-*/ledger/*/*.json"):
-                    record = json.loads(path.read_text())
-                    path.write_text(json.dumps({**record, "code": "0123456789abcdef"}))
+    def edited() -> None:
+        for path in tmp_path.rglob("train-*/ledger/*/*.json"):
+            record = json.loads(path.read_text())
+            path.write_text(json.dumps({**record, "code": "0123456789abcdef"}))
 
-    events: list[dict[str, Any]] = Events()
+    events = Preempting(edited)
     bring_up(str(tmp_path), _node(), events=events)
     warned = [event["message"] for event in events if event["event"] == "warning"]
     assert warned == ["continues from what other code wrote"]
@@ -83,21 +94,11 @@ def test_training_continues_from_checkpoints_of_other_code(tmp_path):
 @pytest.mark.slow
 def test_the_next_attempt_does_not_compile_and_nothing_of_it_is_left(tmp_path, no_shared_cache):
     """Its rows say so; the finished output has no program."""
-    kept: list[str] = []
-
-    class Events(list):
-        def append(self, event):
-            super().append(event)
-            if event["event"] == "progress" and event.get("unit") == "steps" and not kept:
-                kept.append("")
-                os.kill(os.getpid(), signal.SIGTERM)
-            if event["event"] == "retried":
-                kept.extend(path.name for path in tmp_path.rglob("compiled/*/jit_train_step-*"))
-
-    events = Events()
+    kept: list[Path] = []
+    events = Preempting(lambda: kept.extend(tmp_path.rglob("compiled/*/jit_train_step-*")))
     execution = bring_up(str(tmp_path), _node(), events=events)
     check_progress(events)
-    assert len(kept) == 2
+    assert len(kept) == 1
     (found,) = [
         each for each in execution.published.values() if "checkpoint" in each.manifest.result
     ]
