@@ -224,11 +224,7 @@ class Interval:
 
 @dataclass(frozen=True, kw_only=True)
 class Purchase:
-    """The predicted best run of a budget; `between` is the interval of its parameters.
-
-    None for a power law in compute, where they are on a line through log N and log FLOPs of the
-    runs.
-    """
+    """The best run of a budget; `between`, unless by a power law in compute, of its parameters."""
 
     flops: float
     parameters: float
@@ -285,7 +281,7 @@ class ScalingLaw:
         return self.fit.law.loss(parameters, flops / self.flops_per_token(parameters))
 
     def buy(self, flops: float) -> Purchase:
-        """The best run of a budget: N minimises L(N, D), or lies on the line through the runs."""
+        """The best run of a budget: N minimises L(N, D), or is on the runs' line of log N and C."""
         if isinstance(self.fit.law, TwoVariableLaw):
             return self._minimum(flops)
         spent, sizes = (np.log(each) for each in _columns(self.points, "flops", "parameters"))

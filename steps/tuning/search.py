@@ -20,9 +20,13 @@ from training.cost.step_time import Forecast, forecast
 from training.preflight import check
 
 NOTHING, ROUNDING, TRAINING, MODEL = "", "rounding", "training", "model"
-CHANGES = (NOTHING, ROUNDING, TRAINING, MODEL)
-"""Effects of settings on a run's output: none; gradients summed in another order; another batch per
-step; another model. Each kind includes those before it."""
+CHANGES = {
+    NOTHING: "the same output",
+    ROUNDING: "the same training, gradients summed in another order",
+    TRAINING: "another batch: another training",
+    MODEL: "another model, with as many weights in heads of another size",
+}
+"""Effects of settings on a run; each kind includes those before it."""
 
 _HEAD_SIZES = (64, 128, 256)
 _MICROBATCHES = (1, 2, 4, 8, 16, 32)
@@ -72,21 +76,26 @@ class Plan:
 
 @dataclass(frozen=True, kw_only=True)
 class Search:
-    """The plan of the declared run, if its sizes divide; numbers of candidates and of plans that
-    fit by formula; and the fastest plans by `CHANGES`, see `front`."""
+    """The plan of the declared run, if its sizes divide, and the `front` of each of `CHANGES`.
+
+    With the numbers of candidates, and of their plans that fit by formula.
+    """
 
     declared: Plan | None
+    plans: Sequence[Plan]
     tried: int
     fitting: int
-    fronts: Mapping[str, Sequence[Plan]]
+
+    def front(self, changes: str) -> list[Plan]:
+        return [plan for plan in self.plans if plan.candidate.changes == changes]
 
     def best(self, changes: str, *, certain: bool = True) -> Plan | None:
         """The fastest plan that fits and changes no more than `changes`.
 
         `certain` leaves out plans that are above the limit by formula and were not compiled.
         """
-        allowed = CHANGES[: CHANGES.index(changes) + 1]
-        plans = [plan for kind in allowed for plan in self.fronts.get(kind, ())]
+        kinds = [*CHANGES]
+        plans = [plan for kind in kinds[: kinds.index(changes) + 1] for plan in self.front(kind)]
         found = [plan for plan in plans if plan.fits or (not certain and not plan.compiled)]
         return min(found, key=lambda plan: plan.seconds_per_token, default=None)
 
@@ -111,13 +120,10 @@ def search(run: DeclaredRun, batches: Sequence[int] = (), *, uncertain: bool = F
         tried += 1
         plans = _recomputing(run, candidate)
         kept += [plan for plan in plans if fits(plan.run, most)]
-    own = Candidate(run.model, run.train, NOTHING)
-    return Search(
-        declared=_plan(run, own, run.train.remat),
-        tried=tried,
-        fitting=sum(fits(plan.run) for plan in kept),
-        fronts={kind: front(p for p in kept if p.candidate.changes == kind) for kind in CHANGES},
-    )
+    own = _plan(run, Candidate(run.model, run.train, NOTHING), run.train.remat)
+    fronts = (front(p for p in kept if p.candidate.changes == kind) for kind in CHANGES)
+    plans, fitting = [*itertools.chain(*fronts)], sum(fits(plan.run) for plan in kept)
+    return Search(declared=own, plans=plans, tried=tried, fitting=fitting)
 
 
 def fastest(run: DeclaredRun) -> Plan | None:
@@ -253,6 +259,5 @@ def compile_fastest(
         count += len(wanted)
         with ThreadPoolExecutor(_AT_ONCE) as threads:
             new = dict(zip(map(id, wanted), threads.map(compiled, wanted), strict=True))
-        fronts = {k: [new.get(id(p), p) for p in plans] for k, plans in search.fronts.items()}
-        search = replace(search, fronts=fronts)
+        search = replace(search, plans=[new.get(id(plan), plan) for plan in search.plans])
     return search

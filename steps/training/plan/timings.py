@@ -82,14 +82,13 @@ def _found(
 
 def _newest(prefix: str, chip: str) -> Iterator[Checkpoint]:
     """Trainings in a local store on a kind of chip, or on this machine's CPUs, newest first."""
-    if not storage.is_local(prefix):
-        return
     found = []
-    for name in filter(lambda name: name.startswith(EVERY), storage.list_names(prefix)):
+    for name in storage.list_names(prefix) if storage.is_local(prefix) else ():
+        path = storage.join(prefix, name)
         with contextlib.suppress(OSError):
-            path = storage.join(prefix, name)
-            written = os.stat(storage.local_path(storage.join(path, manifest.NAME))).st_mtime
-            found.append((written, path))
+            if name.startswith(EVERY):
+                written = os.stat(storage.local_path(storage.join(path, manifest.NAME))).st_mtime
+                found.append((written, path))
     for _, path in sorted(found, reverse=True)[:_MOST]:
         if (made := manifest_of(path)) is not None:
             kind = made.result.get("measured", {}).get("devices", "").partition(" x ")[2]
