@@ -76,7 +76,7 @@ def run(line: str, cwd: Path, store: Path) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("line", [line for line in COMMANDS if line != "make demo"])
+@pytest.mark.parametrize("line", [line for line in COMMANDS if line and line != "make demo"])
 def test_readme_commands_run(line, tmp_path):
     """Each exits with 0, in a store of its own; the demo is below."""
     out = run(runnable(line), ROOT, tmp_path)

@@ -297,19 +297,6 @@ def test_what_cannot_fit_is_refused_with_three_that_do():
 
 
 @pytest.mark.slow
-def test_a_run_stops_at_the_refusal(tmp_path, capsys):
-    """Fault 36: before Ray starts, a slice is asked for or a step runs."""
-    flags = ["--model.layers", "96", "--model.embed", "8192", "--training.remat", "none"]
-    with pytest.raises(SystemExit) as stop:
-        experiment.main(["run", "--prefix", str(tmp_path), *flags])
-    said = capsys.readouterr()
-    assert stop.value.code == 1
-    assert "does not fit v6e-16 by formula" in said.err
-    assert "Ray" not in said.out
-    assert not [path for path in tmp_path.glob("sample-*") if (path / "manifest.json").exists()]
-
-
-@pytest.mark.slow
 def test_a_model_larger_than_this_machine_is_refused():
     """Its state alone, on the CPUs of this machine; a small one is not."""
     wide = dataclasses.replace(llama_200m, layers=4000, embed=8192)
