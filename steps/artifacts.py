@@ -29,7 +29,7 @@ _VOCABULARY = "vocabulary"  # the one shard of a token cache that belongs to no 
 
 
 class Documents(Artifact):
-    """Documents: Parquet (id, text, token_count and others), one file per shard and split.
+    """Parquet (id, text, token_count and others), one file per shard and split.
 
     `sample` names its shards sample/NNNNNN, all other steps documents/NNNNNN.
     """
@@ -75,7 +75,7 @@ class Tokenizer(Artifact):
         return self.result.get("digest") or self.load().digest
 
     def load(self) -> TextTokenizer:
-        """The tokenizer, ready to encode and decode."""
+        """Ready to encode and decode."""
         from data.tokenizer.text_tokenizer import TextTokenizer
 
         return TextTokenizer.load(self.file)
@@ -106,7 +106,6 @@ class TokenCache(Artifact):
         return self.result.get("begins", False)
 
     def _of(self, split: str) -> TokenCache:
-        """The cache that holds a split."""
         return self if split == TRAIN else self.unpacked
 
     @cached_property
@@ -167,16 +166,12 @@ class TokenCache(Artifact):
         """Tokens in a split, EOS included."""
         return sum(shard.result["tokens"] for shard in self._of(split).each_shard(f"{split}/"))
 
-    @property
-    def token_bytes_file(self) -> str:
-        """URL of a JSON list with the number of UTF-8 bytes of each id."""
-        return storage.join(self.unpacked.shard(_VOCABULARY), "token_bytes.json")
-
     def token_bytes(self) -> np.ndarray:
         """int32 [vocab]: number of UTF-8 bytes of each id, 0 for EOS."""
         import numpy as np
 
-        return np.asarray(storage.read_json(self.token_bytes_file), np.int32)
+        directory = self.unpacked.shard(_VOCABULARY)
+        return np.asarray(storage.read_json(f"{directory}/token_bytes.json"), np.int32)
 
 
 class Sequences(Artifact):
@@ -321,7 +316,7 @@ class Checkpoint(Measured):
         return self.tables()[name]
 
     def tables(self) -> dict[str, list[dict[str, Any]]]:
-        """The rows of the run by table, from its `metrics.jsonl`; `InputError` of an import."""
+        """The rows of the run by table; `InputError` of an import."""
         if self.imported:
             raise InputError(f"{self.path}: it was imported and has no record of its training")
         from training.metrics.metrics_log import read_log, tables

@@ -15,6 +15,7 @@ from models.shape.config import TransformerConfig
 from pipeline import Artifact, InputError
 from steps.artifacts import TEST, TRAIN, Documents, TokenCache, Tokenizer
 from steps.platforms import devices_of
+from training.config import TrainConfig
 from training.cost.resolved_run import check_lengths, check_run
 
 
@@ -72,6 +73,15 @@ def check_splits(step: str, node: Any, wanted: tuple[str, ...]) -> None:
             )
 
 
+def check_length(train: TrainConfig, length: int | None) -> None:
+    """Refuse another length than that of the sequences, where it is known."""
+    if length is not None and train.sequence_length not in (0, length):
+        raise InputError(
+            f"TrainConfig.sequence_length is {train.sequence_length}, the shuffled sequences are "
+            f"{length} tokens long; leave it out to use their length"
+        )
+
+
 def check_training(
     arguments: Mapping[str, Any], model: TransformerConfig | None, done: int = 0
 ) -> None:
@@ -85,11 +95,7 @@ def check_training(
             f"TransformerConfig.vocab_size is {model.vocab_size}, the tokenizer has {entries} "
             f"ids; set the model's vocab_size to {entries} (vocab_multiple pads its tables)"
         )
-    if length is not None and train.sequence_length not in (0, length):
-        raise InputError(
-            f"TrainConfig.sequence_length is {train.sequence_length}, the shuffled sequences are "
-            f"{length} tokens long; leave it out to use their length"
-        )
+    check_length(train, length)
     if of_conversations(sequences) and not train.separate_documents:
         raise InputError(
             "TrainConfig.separate_documents is False, and conversations share rows: a reply would "

@@ -7,20 +7,20 @@ parameters) or the number of steps (for tokens, dollars and loss) then takes up 
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from pipeline import Hardware, InputError, pod
 from pipeline.prices import price_of
 from steps.platforms import chip_of
-from steps.training.plan.cost import run_time
+from steps.training.plan.cost import ends, run_time
 from steps.training.plan.declared_run import DeclaredRun
-from steps.training.plan.memory import MemoryFit, fit
+from steps.training.plan.memory import fits, step_on
+from training.cost.resolved_run import ResolvedPhase
 from training.cost.step_time import forecast
 from training.recipes.curves import MARIN, NANOCHAT
 from training.recipes.nanochat import nanochat
@@ -85,8 +85,8 @@ def recipe(
         raise InputError(f"recipe: loss: expected {LOSSES[0]} to {LOSSES[1]} nats, found {loss!r}")
     target = NANOCHAT.flops(value / NANOCHAT.nats) if loss is not None else value
     shapes = [partial(make, layers, width=width) for layers, width in SHAPES]
-    fits = partial(_fits, on=on) if name == "dollars" else lambda recipe: True
-    shaped = _nearest(shapes, measure, fits, target, name)
+    usable = partial(_fits, on=on) if name == "dollars" else lambda recipe: True
+    shaped = _nearest(shapes, measure, usable, target, name)
     own = shaped()
     if name == "parameters":
         width = own.model.embed
@@ -101,11 +101,11 @@ def recipe(
 def _nearest(
     shapes: list[Make],
     measure: Callable[[Recipe], float],
-    fits: Callable[[Recipe], bool],
+    usable: Callable[[Recipe], bool],
     target: float,
     name: str,
 ) -> Make:
-    """The shape that fits and measures nearest to `target`, and within a factor of 2."""
+    """The usable shape that measures nearest to `target`, and within a factor of 2."""
     index = bisect_left(shapes, target, key=lambda make: measure(make()))
     near = sorted(
         shapes[max(index - 1, 0) : index + 1],
@@ -114,7 +114,7 @@ def _nearest(
     # On more than 128 chips only every other width can be split, and each has six depths.
     further = shapes[max(index - 8, 0) : max(index - 1, 0)][::-1] + shapes[index + 1 : index + 8]
     for make in (*near, *further):
-        if 0.5 < measure(make()) / target < 2.0 and fits(make()):
+        if 0.5 < measure(make()) / target < 2.0 and usable(make()):
             return make
     raise InputError(
         f"recipe: {name}: asked for {target:.4g}; no recipe that fits the hardware comes near, "
@@ -135,31 +135,27 @@ def _dollars(recipe: Recipe, on: Hardware) -> float:
 
 
 def _fits(recipe: Recipe, on: Hardware) -> bool:
-    return (found := _step(recipe, on)) is not None and found.fits
+    return (found := _step(recipe, on)) is not None and fits(found)
 
 
-def _step(recipe: Recipe, on: Hardware) -> MemoryFit | None:
+def _step(recipe: Recipe, on: Hardware) -> ResolvedPhase | None:
     """The step in the fewest microbatches that fit by formula, or in the most; None without any."""
     # The number of steps does not change a step: one search serves all of them.
-    return _search(
-        dataclasses.replace(recipe, train=dataclasses.replace(recipe.train, steps=0)), on
-    )
+    return _search(replace(recipe, train=replace(recipe.train, steps=0)), on)
 
 
 @functools.lru_cache(256)
-def _search(recipe: Recipe, on: Hardware) -> MemoryFit | None:
-    def found(parts: int) -> MemoryFit:
-        train = dataclasses.replace(recipe.train, microbatches=parts)
-        return fit(recipe.model, recipe.optimizer, train, on)
+def _search(recipe: Recipe, on: Hardware) -> ResolvedPhase | None:
+    def found(parts: int) -> ResolvedPhase:
+        train = replace(recipe.train, microbatches=parts)
+        return step_on(on, recipe.model, recipe.optimizer, train)
 
     most, rest = divmod(recipe.train.batch_size, on.devices)
     parts = [2**i for i in range(most.bit_length()) if most % 2**i == 0]
     if rest:
         return None
     least = found(parts[-1])
-    if not least.fits:
-        return least
-    return next(each for each in map(found, parts) if each.fits)
+    return next(filter(fits, map(found, parts))) if fits(least) else least
 
 
 def priced(recipe: Recipe, on: Hardware, check: bool = True) -> DialledRecipe:
@@ -173,18 +169,17 @@ def priced(recipe: Recipe, on: Hardware, check: bool = True) -> DialledRecipe:
             f"found {on.name}"
         )
     found = _step(recipe, on)
-    if found is None or (check and not found.fits):
+    if found is None or (check and not fits(found)):
         raise InputError(
             f"recipe: hardware: {recipe.train.batch_size} sequences of {recipe.name} do not fit "
             f"{on.name} by formula, or do not divide over its chips; choose another slice"
         )
     model, optimizer, steps = recipe.model, recipe.optimizer, recipe.train.steps
-    train = dataclasses.replace(recipe.train, microbatches=found.train.microbatches)
-    whole = ((steps, train),)
-    run = DeclaredRun(model, optimizer, train, on, steps, whole, 1, True, 0, train, ())
-    step, price = forecast(found.run, chip), price_of(chip.name)
-    seconds = (step.range[0], step.seconds, step.range[1])
-    fast, hours, slow = (run_time(run, found.train, step, each).total / 3600 for each in seconds)
+    train = replace(recipe.train, microbatches=found.train.microbatches)
+    run = DeclaredRun(model, optimizer, train, on, steps, 1, True, 0, train, ())
+    step, price = forecast(found, chip), price_of(chip.name)
+    times = [run_time(run, found.train, step, each).total for each in ends(step)]
+    fast, hours, slow = (each / 3600 for each in times)
     rate = None if price is None or price.on_demand is None else price.on_demand * on.chips
     low, bits, high = NANOCHAT.loss(recipe.flops)
     marin = f"Marin's ladder has {MARIN.loss(recipe.flops)[1]:.3f} bits a byte of {MARIN.data}"

@@ -37,7 +37,7 @@ def runnable(line: str) -> str:
     if "ponente join" in line:
         line = line.partition(" -- ")[2].replace("--prefix gs://my-bucket/runs", "")
         line = line.replace("ponente run", "ponente plan")
-    return DEMO if line == "make demo" else line.replace(".venv/bin/", "")
+    return line.replace(".venv/bin/", "")
 
 
 @pytest.mark.slow
@@ -76,9 +76,9 @@ def run(line: str, cwd: Path, store: Path) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("line", COMMANDS)
+@pytest.mark.parametrize("line", [line for line in COMMANDS if line and line != "make demo"])
 def test_readme_commands_run(line, tmp_path):
-    """Each command exits with 0, in a store of its own."""
+    """Each exits with 0, in a store of its own; the demo is below."""
     out = run(runnable(line), ROOT, tmp_path)
     if line.endswith("plan experiments/run_200m.py"):
         for shown in blocks(README, "text")[2].splitlines():

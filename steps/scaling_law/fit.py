@@ -86,7 +86,7 @@ class Fit:
 
 
 def fit_two_variables(
-    parameters: np.ndarray, tokens: np.ndarray, losses: np.ndarray, *, resamples: int, seed: int = 0
+    parameters: np.ndarray, tokens: np.ndarray, losses: np.ndarray, resamples: int
 ) -> tuple[Fit | None, str]:
     """The fit of L(N, D) and ""; or None and the reason why the losses do not determine it."""
     search = _Search(parameters, tokens)
@@ -94,35 +94,34 @@ def fit_two_variables(
     if reason := search.absent(best, losses):
         return None, reason
     log_fitted = search.log_loss(best)
-    noise, drawn = _drawn(np.log(losses) - log_fitted, COEFFICIENTS, resamples, seed)
-    again = np.array([search.minimum(log_fitted + each, best) for each in drawn])
+    noise, drawn = _drawn(np.log(losses) - log_fitted, COEFFICIENTS, resamples)
+    # To much less than the differences between refits.
+    again = np.array([search.minimum(log_fitted + each, best, 1e-6).x for each in drawn])
     law = TwoVariableLaw(*search.coefficients(best))
     refits = TwoVariableLaw(*(each[:, None] for each in search.coefficients(again)))
     return Fit(law, refits, np.exp(log_fitted), noise), ""
 
 
-def fit_power(flops: np.ndarray, losses: np.ndarray, *, resamples: int, seed: int = 0) -> Fit:
+def fit_power(flops: np.ndarray, losses: np.ndarray, resamples: int) -> Fit:
     """The power law in compute, by least squares of log L; it needs three runs or more."""
     x, y = np.log(flops), np.log(losses)
     slope, level = np.polyfit(x, y, 1)
     log_fitted = level + slope * x
-    noise, drawn = _drawn(y - log_fitted, 2, resamples, seed)
+    noise, drawn = _drawn(y - log_fitted, 2, resamples)
     slopes, levels = np.polyfit(x, (log_fitted + drawn).T, 1)
     law = PowerLaw(np.exp(level), -slope)
     refits = PowerLaw(np.exp(levels)[:, None], -slopes[:, None])
     return Fit(law, refits, np.exp(log_fitted), noise)
 
 
-def _drawn(
-    residuals: np.ndarray, coefficients: int, resamples: int, seed: int
-) -> tuple[float, np.ndarray]:
+def _drawn(residuals: np.ndarray, coefficients: int, resamples: int) -> tuple[float, np.ndarray]:
     """The noise's standard deviation, and draws of the noise [resamples, runs].
 
     Every resample has its own variance, the sum of squares divided by a chi-square draw.
     """
     freedom = len(residuals) - coefficients
     squares = float(np.sum(residuals**2))
-    random = np.random.default_rng(seed)
+    random = np.random.default_rng(0)
     scales = np.sqrt(squares / random.chisquare(freedom, (resamples, 1)))
     return (squares / freedom) ** 0.5, scales * random.standard_normal((resamples, len(residuals)))
 
@@ -149,10 +148,6 @@ class _Search:
         """float64 [runs]: log L."""
         return np.log(self.terms(theta).sum(axis=0))
 
-    def minimum(self, log_losses: np.ndarray, start: np.ndarray) -> np.ndarray:
-        """The minimum reached from `start`, to much less than the differences between refits."""
-        return self._minimise(log_losses, start, tolerance=1e-6).x
-
     def from_grid(self, log_losses: np.ndarray) -> np.ndarray:
         """The lowest minimum reached from the best starts of the grid."""
         # At fixed exponents L is linear in E, A' and B'. Dividing its equations by the losses makes
@@ -161,13 +156,12 @@ class _Search:
         starts = []
         for alpha, beta in itertools.product(_STARTS, repeat=2):
             columns = [np.ones_like(self.n), np.exp(-alpha * self.n), np.exp(-beta * self.d)]
-            linear, distance = nnls(
-                np.stack(columns, axis=1) / losses[:, None], np.ones(len(losses))
-            )
+            relative = np.stack(columns, axis=1) / losses[:, None]
+            linear, distance = nnls(relative, np.ones(len(losses)))
             start = np.array([*np.log(np.maximum(linear, 1e-300)), alpha, beta])
             starts.append((distance, start))
         starts.sort(key=lambda each: each[0])
-        found = [self._minimise(log_losses, start, 1e-12) for _, start in starts[:_REFINED]]
+        found = [self.minimum(log_losses, start, 1e-12) for _, start in starts[:_REFINED]]
         return min(found, key=lambda each: each.cost).x
 
     def coefficients(self, theta: np.ndarray) -> tuple[np.ndarray, ...]:
@@ -180,15 +174,14 @@ class _Search:
         """The reason why a term is absent: it is negligible or its exponent at a bound; or ""."""
         floor = np.log(2 * _NEGLIGIBLE * losses.min())
         low, high = EXPONENTS
-        for scale, exponent, name in (
-            (theta[1], theta[3], "N, the model's size"),
-            (theta[2], theta[4], "D, the tokens"),
-        ):
+        for which, name in enumerate(("N, the model's size", "D, the tokens")):
+            scale, exponent = theta[1 + which], theta[3 + which]
             if scale < floor or not 1.01 * low < exponent < 0.99 * high:
                 return f"the losses do not fall with a power of {name}"
         return ""
 
-    def _minimise(self, log_losses: np.ndarray, start: np.ndarray, tolerance: float) -> Any:
+    def minimum(self, log_losses: np.ndarray, start: np.ndarray, tolerance: float) -> Any:
+        """The minimum reached from `start`, as scipy's result."""
         lowest, highest = log_losses.min(), log_losses.max()
         floor = lowest + np.log(_NEGLIGIBLE)
         low = np.array([floor, floor, floor, EXPONENTS[0], EXPONENTS[0]])
@@ -203,16 +196,9 @@ class _Search:
             e, x, y = self.terms(theta)
             return np.stack([e, x, y, -self.n * x, -self.d * y], axis=1) / (e + x + y)[:, None]
 
-        return least_squares(
-            distance,
-            inside,
-            slopes,
-            bounds=(low, high),
-            loss=_huber,
-            f_scale=HUBER,
-            max_nfev=500,
-            **dict.fromkeys(("ftol", "xtol", "gtol"), tolerance),
-        )
+        how: dict[str, Any] = {"loss": _huber, "f_scale": HUBER, "max_nfev": 500}
+        how |= dict.fromkeys(("ftol", "xtol", "gtol"), tolerance)
+        return least_squares(distance, inside, slopes, bounds=(low, high), **how)
 
 
 def _huber(squares: np.ndarray) -> np.ndarray:
@@ -238,12 +224,7 @@ class Interval:
 
 @dataclass(frozen=True, kw_only=True)
 class Purchase:
-    """The predicted best run of a budget.
-
-    Attributes:
-        between: the interval of `parameters`; None for a power law in compute, where these come
-            from a line fitted to log N over log FLOPs of the runs.
-    """
+    """The best run of a budget; `between`, unless by a power law in compute, of its parameters."""
 
     flops: float
     parameters: float
@@ -253,15 +234,12 @@ class Purchase:
 
 
 class ScalingLaw:
-    """A law fitted to runs.
+    """A law fitted to runs; `InputError` where they determine none.
 
     Attributes:
         runs: all runs, by size and tokens.
         points: the runs that the law was fitted to: all, or the frontier.
         why_compute: why the law is a power law in compute; empty for L(N, D).
-
-    Raises:
-        InputError: the runs determine neither law.
     """
 
     def __init__(self, points: Sequence[Point], resamples: int) -> None:
@@ -271,11 +249,11 @@ class ScalingLaw:
         fit: Fit | None = None
         if not self.why_compute:
             size, tokens, losses = _columns(self.runs, "parameters", "tokens", "loss")
-            fit, self.why_compute = fit_two_variables(size, tokens, losses, resamples=resamples)
+            fit, self.why_compute = fit_two_variables(size, tokens, losses, resamples)
         if fit is None:
             self.points = frontier(self.runs)
             flops, losses = _columns(self.points, "flops", "loss")
-            fit = fit_power(flops, losses, resamples=resamples)
+            fit = fit_power(flops, losses, resamples)
         self.fit = fit
 
     @property
@@ -303,7 +281,7 @@ class ScalingLaw:
         return self.fit.law.loss(parameters, flops / self.flops_per_token(parameters))
 
     def buy(self, flops: float) -> Purchase:
-        """The best run of a budget: N minimises L(N, D), or lies on the line through the runs."""
+        """The best run of a budget: N minimises L(N, D), or is on the runs' line of log N and C."""
         if isinstance(self.fit.law, TwoVariableLaw):
             return self._minimum(flops)
         spent, sizes = (np.log(each) for each in _columns(self.points, "flops", "parameters"))

@@ -124,9 +124,9 @@ def forecast_of(
     train: TrainConfig,
     splits: Sequence[str],
 ) -> LossForecast | str:
-    """The forecast of the training whose output is, or will be, in the directory `own`.
+    """The forecast of the training in the directory `own` by finished runs of its store.
 
-    By finished runs of its store; or the reason why they allow none.
+    Or the reason why they allow none.
     """
     found = _behind(own, sequences, model, optimizer, train, splits)
     return found if isinstance(found, str) else forecast(found[0], (each for _, each in found[1]))
@@ -213,10 +213,9 @@ def scored(store: str) -> list[str]:
     errors = [row["measured"] / row["loss"] - 1 for row in known.values()]
     inside = sum(row["inside"] for row in known.values())
     mean, size = (math.fsum(each) / len(errors) for each in (errors, map(abs, errors)))
-    share = (
-        f"{inside} of {len(known)} inside their {SHARE:.0%} interval ({inside / len(known):.0%})"
-    )
-    return [*lines, f"{share}; error {mean:+.2%} on average, {size:.2%} in size"]
+    share = f"{inside} of {len(known)} inside their {SHARE:.0%} interval"
+    error = f"error {mean:+.2%} on average, {size:.2%} in size"
+    return [*lines, f"{share} ({inside / len(known):.0%}); {error}"]
 
 
 def forecast(wanted: Run, runs: Iterable[Run]) -> LossForecast | str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import covariance, pvariance
 
 from models.shape.config import TransformerConfig
 from models.shape.footprint import training_flops_per_token
@@ -16,7 +17,7 @@ from training.config import TrainConfig
 from training.config.batch_schedule import batch_phases
 
 COEFFICIENTS = 5
-"""Number of coefficients of L(N, D): E, A, alpha, B and beta."""
+"""Of L(N, D): E, A, alpha, B and beta."""
 _APART = 1.05
 """Sizes, or token counts, within this factor of each other count as one."""
 _BUDGETS_APART = 1.2
@@ -46,13 +47,19 @@ class Point:
 
 def point_of(name: str, model: TransformerConfig, train: TrainConfig, loss: float) -> Point:
     """The point of a run; its configuration must have the steps and the sequences' length."""
+    tokens, flops = spent(model, train)
+    return Point(name=name, parameters=model.parameter_count, tokens=tokens, flops=flops, loss=loss)
+
+
+def spent(model: TransformerConfig, train: TrainConfig, done: int = 0) -> tuple[int, float]:
+    """Tokens and FLOPs (causal) of a run's steps after the first `done`; `steps` must be set."""
     tokens, flops = 0, 0.0
     for phase in batch_phases(train):
-        count = (phase.end - phase.first) * phase.rows * train.sequence_length
+        count = max(phase.end - max(phase.first, done), 0) * phase.rows * train.sequence_length
         length = train.sequence_length // phase.pieces
         tokens += count
         flops += count * training_flops_per_token(model, length, causal=True)
-    return Point(name=name, parameters=model.parameter_count, tokens=tokens, flops=flops, loss=loss)
+    return tokens, flops
 
 
 def why_not_two_variables(points: Sequence[Point]) -> str:
@@ -72,10 +79,8 @@ def why_not_two_variables(points: Sequence[Point]) -> str:
 
 def same_budget(points: Sequence[Point]) -> list[list[Point]]:
     """The points grouped by budget, in ascending order of FLOPs."""
-    return [
-        [points[index] for index in group]
-        for group in groups([point.flops for point in points], _BUDGETS_APART)
-    ]
+    found = groups([point.flops for point in points], _BUDGETS_APART)
+    return [[points[index] for index in group] for group in found]
 
 
 def frontier(points: Sequence[Point]) -> list[Point]:
@@ -122,12 +127,8 @@ def short(count: float) -> str:
 def _spread(points: Sequence[Point]) -> float:
     """Standard deviation of (log N, log D) across their principal axis."""
     pairs = [(math.log(point.parameters), math.log(point.tokens)) for point in points]
-    n, d = (math.fsum(values) / len(pairs) for values in zip(*pairs, strict=True))
-    xx, yy, xy = (
-        math.fsum(values) / len(pairs)
-        for values in zip(
-            *(((x - n) ** 2, (y - d) ** 2, (x - n) * (y - d)) for x, y in pairs), strict=True
-        )
-    )
+    n, d = zip(*pairs, strict=True)
+    xx, yy = pvariance(n), pvariance(d)
+    xy = covariance(n, d) * (len(n) - 1) / len(n)
     # The smaller eigenvalue of the covariance of two variables.
     return math.sqrt(max(0.0, (xx + yy) / 2 - math.hypot((xx - yy) / 2, xy)))

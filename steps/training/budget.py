@@ -8,8 +8,9 @@ from typing import Any
 
 from pipeline import InputError
 from steps.artifacts import Sequences
-from steps.declared import nearest_setting
+from steps.declared import check_length, nearest_setting
 from training.config import TrainConfig
+from training.config.batch_schedule import step_that_reads
 
 MOST_EPOCHS = 4
 """Up to this many epochs, repeated tokens are nearly as good as new ones (Muennighoff et al., 2023,
@@ -53,11 +54,7 @@ def resolved(
     `TrainConfig.steps`, if set, is the budget.
     """
     length = sequences.result["sequence_length"]
-    if train.sequence_length not in (0, length):
-        raise InputError(
-            f"TrainConfig.sequence_length is {train.sequence_length}, the shuffled sequences are "
-            f"{length} tokens long; leave it out to use their length"
-        )
+    check_length(train, length)
     # JAX's keys have 32 bits of a seed; a shuffle's may have more.
     seed = sequences.result["seed"] % 2**32 if train.seed is None else train.seed
     train = dataclasses.replace(train, sequence_length=length, seed=seed)
@@ -69,8 +66,7 @@ def budgeted(
 ) -> TrainConfig:
     """`train`, which has a sequence length, with the budget as steps.
 
-    Args:
-        available: number of sequences; None if not known, with a budget of tokens.
+    The number of `available` sequences may be None for a budget of tokens.
     """
     if train.steps:
         return train
@@ -87,14 +83,6 @@ def budgeted(
 
 
 def steps_of(budget: int, train: TrainConfig) -> int:
-    """Optimizer steps of `budget` sequences under the schedule of batch sizes, rounded down."""
-    phases = [(0, train.batch_size), *train.batch_schedule]
-    steps = 0
-    for index, (_, rows) in enumerate(phases):
-        following = phases[index + 1][0] if index + 1 < len(phases) else None
-        count = budget // rows
-        if following is None or steps + count < following:
-            return steps + count
-        budget -= (following - steps) * rows
-        steps = following
-    return steps
+    """Whole steps of `budget` sequences, by the batch sizes of `train`, which sets no steps."""
+    _, step, _ = step_that_reads(train, budget)
+    return step - 1

@@ -16,7 +16,6 @@ from pipeline.graph.facts import Facts, Results
 from pipeline.graph.step import Node
 from steps.artifacts import Checkpoint, Sequences
 from steps.declared import check_training, nearest_setting
-from steps.gang import FLAGS, TRACKING
 from steps.training.budget import resolved
 from steps.training.plan.continued import (
     check_data,
@@ -27,8 +26,8 @@ from steps.training.plan.continued import (
     continues,
     steps_of_checkpoint,
 )
-from steps.training.plan.facts import ELSEWHERE, training_facts
-from steps.training.train import advise, run_training
+from steps.training.plan.facts import training_facts
+from steps.training.train import TRAINS, run_training
 from training.config import OptimizerConfig, TrainConfig
 from training.config.job import Start
 
@@ -65,16 +64,7 @@ def _facts(node: Node, results: Results) -> Facts:
     return training_facts(node, results)
 
 
-@step(
-    output=Checkpoint,
-    version=5,
-    cpus=0,
-    check=_check_extend,
-    advise=advise,
-    facts=_facts,
-    elsewhere=ELSEWHERE,
-    environment=(*FLAGS, *TRACKING),
-)
+@step(output=Checkpoint, version=5, check=_check_extend, facts=_facts, **TRAINS)
 def extend(
     run: StepContext,
     checkpoint: Checkpoint,
@@ -100,7 +90,6 @@ def extend(
     starts at step 0 with zero moments, and the step warns about it.
 
     Args:
-        checkpoint: the run to continue, or an imported model.
         sequences: the same ones as in training, or these `without` documents that the checkpoint
             has not read; for an imported model any of its tokenizer.
         optimizer: of the same kind as in training; schedule and learning rates may differ.
@@ -110,14 +99,14 @@ def extend(
             change no parameter (`models.shape.changes.CHANGEABLE`); None for the checkpoint's own.
         splits, sample_prompts, hardware: as for `train`.
     """
-    train, take = resolved(train, sequences), "everything"
+    train, take, first = resolved(train, sequences), "everything", 0
     if checkpoint.imported:
         _check_tokenizer("extend", checkpoint, sequences)
         run.warn(
             f"{checkpoint.path} was imported without moments: they are zero at step 0 of this run, "
             'as of warm_start(..., take="model")'
         )
-        take, first = "model", train.steps
+        take = "model"
     elif not continues(checkpoint.sequences.manifest.content, sequences.manifest):
         raise InputError(
             f"extend: {checkpoint.path} was trained on {checkpoint.sequences.path}, these "
@@ -141,16 +130,7 @@ def _check_warm_start(arguments: Mapping[str, Any]) -> None:
     _check(arguments, take)
 
 
-@step(
-    output=Checkpoint,
-    version=5,
-    cpus=0,
-    check=_check_warm_start,
-    advise=advise,
-    facts=_facts,
-    elsewhere=ELSEWHERE,
-    environment=(*FLAGS, *TRACKING),
-)
+@step(output=Checkpoint, version=5, check=_check_warm_start, facts=_facts, **TRAINS)
 def warm_start(
     run: StepContext,
     checkpoint: Checkpoint,
@@ -168,11 +148,8 @@ def warm_start(
     """A new run that starts with trained parameters, at step 0 of its own schedule and data.
 
     Args:
-        checkpoint: the model that provides the parameters.
-        sequences: training data of the same tokenizer.
+        sequences: training data of the checkpoint's tokenizer.
         take: "model" for parameters alone, "moments" for parameters and the optimizer's moments.
-        optimizer: the optimizer; its schedule starts at step 0.
-        train: configuration of the new run.
         at, model: as for `extend`; `model` for longer sequences than the checkpoint's, say.
         splits, sample_prompts, hardware: as for `train`.
     """

@@ -27,7 +27,7 @@ from pipeline import StepContext
 from pipeline.accelerators import TPUS
 from pipeline.store import storage
 from steps.training.plan import experience
-from steps.training.plan.cost import SAVE_BYTES, checkpoint_bytes
+from steps.training.plan.cost import SAVE_BYTES, checkpoint_bytes, ends
 from training.config import OptimizerConfig, TrainConfig
 from training.cost.resolved_run import ResolvedPhase
 from training.metrics.profile_parts import PARTS, TRACES
@@ -80,7 +80,7 @@ def measured_step(
 
 
 def _parts(keep: str) -> dict[str, float]:
-    """Seconds by kind of the last profile, see `training.metrics.profile_parts`."""
+    """Seconds by kind of the last profile."""
     above = storage.join(keep, TRACES)
     for name in reversed(storage.list_names(above)):
         with contextlib.suppress(FileNotFoundError, ValueError):
@@ -97,9 +97,8 @@ def _predicted(phase: ResolvedPhase, hardware: Mapping[str, Any], root: str) -> 
     with contextlib.suppress(KeyError):  # a chip without a row
         where = experience.hardware_of(hardware)
         learned = experience.predicted(phase, where, root.rpartition("/")[0], root)
-        low, high = learned.step.range
         found |= {
-            "seconds": [low, learned.step.seconds, high],
+            "seconds": list(ends(learned.step)),
             "table_seconds": learned.table.seconds,
             "factor": learned.correction.factor,
             "runs": learned.runs,

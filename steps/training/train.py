@@ -29,6 +29,7 @@ from steps.gang import FLAGS, TRACKING, joined
 from steps.scaling_law.forecast import forecast_row, score, sentence
 from steps.training.budget import check_budget, resolved, told_epochs
 from steps.training.measured_step import measured_step
+from steps.training.plan.continued import CHECKPOINTS
 from steps.training.plan.facts import ELSEWHERE, training_facts
 from training.config import OptimizerConfig, TrainConfig
 from training.config.batch_schedule import kept_for_good, rows_read
@@ -47,21 +48,20 @@ def _check(arguments: Mapping[str, Any]) -> None:
     check_training(arguments, arguments["model"])
 
 
-def advise(config: Mapping[str, Any]) -> list[str]:
-    """Lines of `plan` about a step that trains."""
+def _advise(config: Mapping[str, Any]) -> list[str]:
     return [warning] if (warning := config["train"].short_for_ema) else []
 
 
-@step(
-    output=Checkpoint,
-    version=6,
-    cpus=0,
-    check=_check,
-    advise=advise,
-    facts=training_facts,
-    elsewhere=ELSEWHERE,
-    environment=(*FLAGS, *TRACKING),
-)
+TRAINS: dict[str, Any] = {
+    "cpus": 0,
+    "advise": _advise,
+    "elsewhere": ELSEWHERE,
+    "environment": (*FLAGS, *TRACKING),
+}
+"""What steps that train declare alike."""
+
+
+@step(output=Checkpoint, version=6, check=_check, facts=training_facts, **TRAINS)
 def train(
     run: StepContext,
     sequences: Sequences,
@@ -79,8 +79,6 @@ def train(
 
     Args:
         sequences: training data; `train` takes their length and seed where it sets none.
-        model: shape of the model.
-        optimizer: the optimizer and its learning-rate schedule.
         train: batch size, intervals and, where `steps` is set, the budget.
         epochs: the budget otherwise, in passes over the sequences, rounded down to whole batches.
         tokens: the budget otherwise, in training tokens, rounded down to whole batches.
@@ -88,7 +86,6 @@ def train(
             reserved for the trained model. The result reports the loss on the first of them, which
             is validation if it exists.
         sample_prompts: texts that the model continues after each evaluation.
-        hardware: the hardware to train on.
     """
     train = resolved(train, sequences, epochs, tokens)
     return run_training(run, sequences, model, optimizer, train, splits, sample_prompts, hardware)
@@ -107,10 +104,7 @@ def run_training(
     start: Start | None = None,
     first_steps: int = 0,
 ) -> dict[str, Any]:
-    """Train and return the step's result; the common body of all steps that train.
-
-    `first_steps` as of `Checkpoint.first_steps`; 0 for a run that begins at step 0.
-    """
+    """The body of all steps that train; `first_steps` (0: all) as of `Checkpoint.first_steps`."""
     from data.batches.dataset import epochs
     from training.metrics.metrics_log import content_of, plain, read_history, write_history
 
@@ -121,7 +115,9 @@ def run_training(
             f"{cache.path}: no validation tokens, which the loss curve needs; "
             'sample with splits=(("validation", tokens),)'
         )
-    earlier = run.claim("checkpoint/").values()  # this attempt becomes their owner
+    settings = model, optimizer, train
+    earlier = run.claim(CHECKPOINTS).values()  # this attempt becomes their owner
+    saved = ((shard.result["step"], storage.join(run.root, shard.root)) for shard in earlier)
     job = TrainJob(
         model=model,
         optimizer=optimizer,
@@ -133,13 +129,9 @@ def run_training(
         padded=sequences.padded,
         checkpoint_directory=storage.join(run.directory, "checkpoints"),
         attempt=run.attempt,
-        resume_from=tuple(
-            sorted((s.result["step"], storage.join(run.root, s.root)) for s in earlier)
-        ),
+        resume_from=tuple(sorted(saved)),
         start=start,
-        forecast=forecast_row(run.root, sequences, model, optimizer, train, splits)
-        if start is None and not earlier
-        else None,
+        forecast=None if earlier or start else forecast_row(run.root, sequences, *settings, splits),
         name=run.root.rpartition("/")[2],
         run_directory=run.keep,
         shared_directory=storage.join(run.root, "shared", run.ledger.build),
@@ -160,12 +152,12 @@ def run_training(
     summary = _summary(trained["checkpoint"], evaluations, entropy, trained["skipped"])
     scored = score(read_history(history, ["forecast"]), summary["last"])
     summary["headline"] += [sentence(each) for each in scored.values()]
-    timed = measured_step(run, (model, optimizer, train), trained, attempts)
     if skipped := trained["skipped"]:
         run.warn(
             f"{skipped:,} of {train.steps:,} updates were not applied (column `skipped` of "
             "metrics.jsonl): not finite, a loss spike, or no counted token"
         )
+    timed = measured_step(run, settings, trained, attempts)
     return {
         **summary,
         "model": plain_identity(model),
@@ -177,11 +169,10 @@ def run_training(
 
 
 def _measured(trained: dict[str, Any], train: TrainConfig) -> dict[str, Any]:
-    identity = plain_identity(train)
+    identity, names = plain_identity(train), ("devices", "seconds", "compilations")
     return {
-        **{name: trained[name] for name in ("devices", "seconds", "compilations")},
+        **{name: trained[name] for name in (*names, "notes", "memory")},
         "attention": f"{trained['backend']}: {trained['backend_reason']}",
-        **{name: trained[name] for name in ("notes", "memory")},
         "runtime": {k: v for k, v in dataclasses.asdict(train).items() if k not in identity},
     }
 
@@ -237,7 +228,7 @@ def _declare_checkpoints(run: StepContext, names: list[str]) -> None:
 def train_process(
     work: tuple[TrainJob, Ledger], *, process: GangProcess, emit: Emit
 ) -> dict[str, Any]:
-    """One process of the gang: run the training loop and record its checkpoints in the ledger."""
+    """One process of the gang: the training loop, whose checkpoints it records in the ledger."""
     entered, began = time.time(), time.perf_counter()
     emit(PhaseBegan("importing"))
     from training.metrics.stopwatch import Stopwatch
@@ -263,8 +254,6 @@ def train_process(
 
 
 class _Recorder(Listener):
-    """Records checkpoints in the ledger, and tells the engine of progress and trouble."""
-
     def __init__(self, job: TrainJob, ledger: Ledger, emit: Emit) -> None:
         self._job, self._ledger, self._emit = job, ledger, emit
         self._logged = -_LOG_SECONDS
@@ -337,4 +326,4 @@ def drop_checkpoint(ledger: Ledger, step: int, path: str, attempt: str) -> None:
 
 def shard_name(step: int) -> str:
     """Name of a step's checkpoint in ledger and manifest, the same for all attempts."""
-    return f"checkpoint/{step:08d}"
+    return f"{CHECKPOINTS}{step:08d}"

@@ -19,16 +19,10 @@ from pipeline.graph.step import Node
 from pipeline.store import storage
 from steps.platforms import chip_of
 from steps.training.plan.declared_run import declared_run
-from steps.tuning.search import MODEL, NOTHING, ROUNDING, TRAINING, compile_fastest, fastest, search
+from steps.tuning.search import CHANGES, compile_fastest, fastest, search
 from steps.tuning.table import Table, row
 
 ALL, SAME = "all", "the same model and batch"
-MEANING = {
-    NOTHING: "the same output",
-    ROUNDING: "the same training, gradients summed in another order",
-    TRAINING: "another batch: another training",
-    MODEL: "another model, with as many weights in heads of another size",
-}
 
 
 def compare(context: Context, node: Node, results: Results) -> int:
@@ -82,13 +76,14 @@ def _layouts(table: Table, hardware: Hardware, context: Context) -> Table:
     run = dataclasses.replace(table.run, hardware=hardware)
     found = search(run, batches=context.options.batches or (), uncertain=bool(compiles))
     found = compile_fastest(found, run, compiles, show)
-    fronts = {MEANING[kind]: plans for kind, plans in found.fronts.items() if plans}
-    rows = {id(plan): row(run, plan) for plans in fronts.values() for plan in plans}
-    sections = {title: [rows[id(plan)] for plan in plans] for title, plans in fronts.items()}
-    declared = {"as declared": [row(run, found.declared)]}
-    chosen = {f"fastest, {MEANING[kind]}": rows[id(p)] for kind, p in found.chosen().items()}
+    rows = {id(plan): row(run, plan) for plan in found.plans}
+    sections = {"as declared": [row(run, found.declared)]}
+    for kind, meaning in CHANGES.items():
+        if plans := found.front(kind):
+            sections[meaning] = [rows[id(plan)] for plan in plans]
+    chosen = {f"fastest, {CHANGES[kind]}": rows[id(p)] for kind, p in found.chosen().items()}
     tried = f"{found.tried:,} layouts, {found.fitting:,} plans fit by formula"
-    return dataclasses.replace(table, sections=declared | sections, chosen=chosen, tried=tried)
+    return dataclasses.replace(table, sections=sections, chosen=chosen, tried=tried)
 
 
 def like(chip: Chip, hardware: Hardware) -> str:

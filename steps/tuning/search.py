@@ -6,22 +6,27 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from models.shape.config import TransformerConfig
 from pipeline import Hardware, InputError
 from steps.platforms import chip_of
 from steps.training.plan.declared_run import DeclaredRun
-from steps.training.plan.memory import CERTAIN, MemoryFit, fit
+from steps.training.plan.memory import CERTAIN, fits, step_on
 from training.config import TrainConfig
 from training.cost.memory_plan import SHARDINGS
+from training.cost.resolved_run import ResolvedPhase
 from training.cost.step_time import Forecast, forecast
 from training.preflight import check
 
 NOTHING, ROUNDING, TRAINING, MODEL = "", "rounding", "training", "model"
-CHANGES = (NOTHING, ROUNDING, TRAINING, MODEL)
-"""The effect of settings on a run's output: none; another order of summing gradients; another batch
-per step; another model. Each kind includes those before it."""
+CHANGES = {
+    NOTHING: "the same output",
+    ROUNDING: "the same training, gradients summed in another order",
+    TRAINING: "another batch: another training",
+    MODEL: "another model, with as many weights in heads of another size",
+}
+"""Effects of settings on a run; each kind includes those before it."""
 
 _HEAD_SIZES = (64, 128, 256)
 _MICROBATCHES = (1, 2, 4, 8, 16, 32)
@@ -29,21 +34,15 @@ _MESHES = ((1, 1), (2, 1), (1, 2), (4, 1), (2, 2), (1, 4))
 """(sequence, tensor): devices that positions are split among, and devices for heads and MLP."""
 _TILE = 256
 """Positions per device are a multiple of this if they are split: two chunks of 128 lanes."""
-_SAVING = 0.03
+_SAVING = 0.03  # share of memory
 _AT_ONCE = 2
 """Concurrent compilations; each takes a core for minutes and gigabytes of memory."""
 _STEPS = 1000
 """Steps of the schedule if they are unknown; a constant of the program that costs no memory."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Candidate:
-    """Settings of a train step.
-
-    Attributes:
-        train: with concrete microbatches and sharding; its remat policy is chosen later.
-        changes: one of `CHANGES`, compared with the declared run.
-    """
+class Candidate(NamedTuple):
+    """Settings of a train step but for its remat policy, and which of `CHANGES` they make."""
 
     model: TransformerConfig
     train: TrainConfig
@@ -52,63 +51,52 @@ class Candidate:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """A candidate with its predicted memory and time.
-
-    Attributes:
-        fit: memory by formula; its `train` has no "auto".
-        compiled: the compiler's verdict (`training.preflight.check`); None if not compiled.
-    """
+    """A candidate, resolved, with its predicted time and, if it was compiled, the verdict."""
 
     candidate: Candidate
-    fit: MemoryFit
+    run: ResolvedPhase
     step: Forecast
     compiled: Mapping[str, Any] | None = None
 
     @property
     def seconds_per_token(self) -> float:
-        """Predicted seconds per token of the whole slice, comparable between batch sizes."""
+        """Of the whole slice, comparable between batch sizes."""
         return self.step.seconds / self.step.tokens
 
     @property
     def bytes(self) -> float:
         """Bytes of one device, by formula."""
-        return self.fit.estimate.total
-
-    @property
-    def may_fit(self) -> bool:
-        """Whether the compiler has not refused the plan; true if it was not compiled."""
-        return self.compiled is None or bool(self.compiled["fits"])
+        return self.run.estimate.total
 
     @property
     def fits(self) -> bool:
         """Whether the plan fits, by the compiler if it was compiled, else by formula."""
-        return self.fit.fits if self.compiled is None else self.may_fit
+        return fits(self.run) if self.compiled is None else bool(self.compiled["fits"])
 
 
 @dataclass(frozen=True, kw_only=True)
 class Search:
-    """The result of a search.
+    """The plan of the declared run, if its sizes divide, and the `front` of each of `CHANGES`.
 
-    Attributes:
-        declared: the declared run, with its "auto" resolved; None if its sizes do not divide.
-        tried: number of candidates.
-        fitting: number of plans that fit by formula.
-        fronts: fastest plans by `CHANGES`, see `front`.
+    With the numbers of candidates, and of their plans that fit by formula.
     """
 
     declared: Plan | None
+    plans: Sequence[Plan]
     tried: int
     fitting: int
-    fronts: Mapping[str, Sequence[Plan]]
+
+    def front(self, changes: str) -> list[Plan]:
+        return [plan for plan in self.plans if plan.candidate.changes == changes]
 
     def best(self, changes: str, *, certain: bool = True) -> Plan | None:
         """The fastest plan that fits and changes no more than `changes`.
 
         `certain` leaves out plans that are above the limit by formula and were not compiled.
         """
-        allowed = CHANGES[: CHANGES.index(changes) + 1]
-        plans = [plan for kind in allowed for plan in self.fronts.get(kind, ())]
-        found = [plan for plan in plans if (plan.fits if certain else plan.may_fit)]
+        kinds = [*CHANGES]
+        plans = [plan for kind in kinds[: kinds.index(changes) + 1] for plan in self.front(kind)]
+        found = [plan for plan in plans if plan.fits or (not certain and not plan.compiled)]
         return min(found, key=lambda plan: plan.seconds_per_token, default=None)
 
     def chosen(self) -> dict[str, Plan]:
@@ -121,12 +109,7 @@ class Search:
         return found
 
 
-def search(
-    run: DeclaredRun,
-    *,
-    batches: Sequence[int] = (),
-    uncertain: bool = False,
-) -> Search:
+def search(run: DeclaredRun, batches: Sequence[int] = (), *, uncertain: bool = False) -> Search:
     """Predict memory and time of all candidates by formula, and keep the fastest.
 
     `uncertain` keeps plans above the limit by formula that the compiler may find to fit.
@@ -136,14 +119,11 @@ def search(
     for candidate in candidates(run, batches):
         tried += 1
         plans = _recomputing(run, candidate)
-        kept += [plan for plan in plans if plan.bytes <= most * plan.fit.limit]
-    own = Candidate(model=run.model, train=run.train, changes=NOTHING)
-    return Search(
-        declared=_plan(run, own, run.train.remat),
-        tried=tried,
-        fitting=sum(plan.fit.fits for plan in kept),
-        fronts={kind: front(p for p in kept if p.candidate.changes == kind) for kind in CHANGES},
-    )
+        kept += [plan for plan in plans if fits(plan.run, most)]
+    own = _plan(run, Candidate(run.model, run.train, NOTHING), run.train.remat)
+    fronts = (front(p for p in kept if p.candidate.changes == kind) for kind in CHANGES)
+    plans, fitting = [*itertools.chain(*fronts)], sum(fits(plan.run) for plan in kept)
+    return Search(declared=own, plans=plans, tried=tried, fitting=fitting)
 
 
 def fastest(run: DeclaredRun) -> Plan | None:
@@ -190,7 +170,7 @@ def candidates(run: DeclaredRun, batches: Sequence[int] = ()) -> Iterator[Candid
         changes = NOTHING if parts == train.microbatches else ROUNDING
         changes = changes if batch == train.batch_size else TRAINING
         changes = changes if model == run.model else MODEL
-        yield Candidate(model=model, train=tried, changes=changes)
+        yield Candidate(model, tried, changes)
 
 
 def _models(model: TransformerConfig) -> list[TransformerConfig]:
@@ -235,19 +215,16 @@ def _plan(run: DeclaredRun, candidate: Candidate, remat: str) -> Plan | None:
         parallel = replace(parallel, optimizer_memory="device")
     train = replace(candidate.train, remat=remat, parallel=parallel)
     try:
-        found = fit(candidate.model, run.optimizer, train, run.hardware)
+        found = step_on(run.hardware, candidate.model, run.optimizer, train)
     except InputError:
         return None
     chip = chip_of(run.hardware)
     assert chip is not None
-    return Plan(candidate=candidate, fit=found, step=forecast(found.run, chip))
+    return Plan(candidate=candidate, run=found, step=forecast(found, chip))
 
 
 def front(plans: Iterable[Plan]) -> list[Plan]:
-    """The Pareto front of time and memory, the fastest plan first.
-
-    A plan that saves less than the share `_SAVING` of its predecessor's memory is left out.
-    """
+    """The Pareto front of time and memory, the fastest first, each with `_SAVING` less memory."""
     found: list[Plan] = []
     for plan in sorted(plans, key=lambda plan: (plan.seconds_per_token, plan.bytes)):
         if not found or plan.bytes < (1 - _SAVING) * found[-1].bytes:
@@ -260,12 +237,11 @@ def compile_fastest(
 ) -> Search:
     """The search with the compiler's verdict on the fastest plan of each kind.
 
-    If a plan does not fit, the next fastest one is compiled. `show` gets lines of progress, from
-    several threads.
+    Where one does not fit, the next is compiled. `show` gets progress, from several threads.
     """
 
     def compiled(plan: Plan) -> Plan:
-        train = replace(plan.fit.train, steps=run.steps or _STEPS)
+        train = replace(plan.run.train, steps=run.steps or _STEPS)
         try:
             verdict = check(plan.candidate.model, run.optimizer, train, run.hardware.name, show)
         except InputError as error:  # the compiler failed and reports no memory
@@ -283,6 +259,5 @@ def compile_fastest(
         count += len(wanted)
         with ThreadPoolExecutor(_AT_ONCE) as threads:
             new = dict(zip(map(id, wanted), threads.map(compiled, wanted), strict=True))
-        fronts = {k: [new.get(id(p), p) for p in plans] for k, plans in search.fronts.items()}
-        search = replace(search, fronts=fronts)
+        search = replace(search, plans=[new.get(id(plan), plan) for plan in search.plans])
     return search

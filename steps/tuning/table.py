@@ -19,9 +19,9 @@ from pipeline.prices import Price, price_of
 from steps.pages import page
 from steps.pages.curves import COLOURS, Curve, chart
 from steps.platforms import chip_of, devices_of
-from steps.training.plan.cost import Bills, bills, run_times
+from steps.training.plan.cost import Bills, bills, ends, run_times
 from steps.training.plan.declared_run import DeclaredRun
-from steps.training.plan.memory import GIB
+from steps.training.plan.memory import GIB, limit_of
 from steps.tuning.search import Plan
 from training.config import TrainConfig
 from training.cost import step_time
@@ -34,12 +34,10 @@ _WIDTH, _LINES = 100, 5  # of a section in text
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """A plan on its hardware.
+    """A plan on its hardware; None where no layout divides, with the reason in `why`.
 
-    Attributes:
-        plan: None where no layout divides, with the reason in `why`.
-        hours: low, middle and high; empty while the steps are not known.
-        dollars: the same by "on_demand" and "spot", those of them that have a price.
+    `hours` are low, middle and high, none while the steps are not known; `dollars` the same by
+    "on_demand" and "spot", those of them that have a price.
     """
 
     hardware: Hardware
@@ -71,10 +69,9 @@ def row(run: DeclaredRun, plan: Plan | None) -> Row:
     price, chip = price_of(run.hardware.generation), chip_of(run.hardware)
     found = Row(hardware=run.hardware, price=price, plan=plan)
     if plan is None:
-        rows, devices = run.train.batch_size, run.hardware.devices
-        why = f"{rows} sequences do not divide over {devices} devices"
+        why = f"{run.train.batch_size} sequences do not divide over {run.hardware.devices} devices"
         return dataclasses.replace(found, why=why)
-    new = plan.fit.train
+    new = plan.run.train
     if not (plan.fits and run.steps and chip) or new.batch_size != run.train.batch_size:
         return found
     chosen = {name: getattr(new, name) for name in ("microbatches", "remat", "parallel")}
@@ -122,7 +119,7 @@ class Table:
         """(dotted name, value) of every setting that differs from the declared run."""
         training = self._only(lambda value: isinstance(value, TrainConfig)) or "training"
         model = self._only(lambda value: isinstance(value, TransformerConfig)) or "model"
-        new, old, at = plan.fit.train, self.run.train, f"{training}.parallel"
+        new, old, at = plan.run.train, self.run.train, f"{training}.parallel"
         if (on := row.hardware.name) != self.run.hardware.name:
             yield self._only(lambda value: value == self.run.hardware.name) or "hardware", on
         yield from _changed(training, ("batch_size", "microbatches", "remat"), new, old)
@@ -183,7 +180,7 @@ class Table:
         plan = row.plan
         if plan is None:
             return [row.hardware.name, "", "", "", "", row.why]
-        step, need, limit = plan.step, plan.bytes / GIB, plan.fit.limit / GIB
+        step, need, limit = plan.step, plan.bytes / GIB, limit_of(plan.run) / GIB
         size, remark = f"{need:.1f} of {limit:.2f}", " and ".join(self._chosen_as(row))
         if (verdict := plan.compiled) is not None:
             peak = verdict["need_gib"] if verdict["peak_gib"] is None else verdict["peak_gib"]
@@ -192,7 +189,7 @@ class Table:
             short = "refused" if verdict is not None else f"short by {need - limit:.1f} GiB"
             remark = row.why or short
         dollars = UNPRICED if row.price is None else _span(row.dollars.get("on_demand", ()))
-        seconds = _span((step.range[0], step.seconds, step.range[1]))
+        seconds = _span(ends(step))
         return [row.hardware.name, seconds, _span(row.hours), dollars, size, remark]
 
     def _chosen_as(self, row: Row) -> list[str]:
@@ -208,18 +205,21 @@ class Table:
         """The same row as JSON; triples are low, middle and high."""
         plan, on = row.plan, row.hardware
         found: dict[str, Any] = {
-            **{"hardware": on.name, "chip": on.generation, "chips": on.chips},
-            **{"devices": on.devices, "slices": on.slices, "fits": row.fits, "why": row.why},
+            "hardware": on.name,
+            "chip": on.generation,
+            **{name: getattr(on, name) for name in ("chips", "devices", "slices")},
+            "fits": row.fits,
+            "why": row.why,
             "chosen": self._chosen_as(row),
             "price": None if row.price is None else msgspec.structs.asdict(row.price),
         }
         if plan is None:
             return found
-        step, need, limit = plan.step, int(plan.bytes), int(plan.fit.limit)
+        step, need, limit = plan.step, int(plan.bytes), int(limit_of(plan.run))
         return {
             **found,
             **{"need_bytes": need, "limit_bytes": limit, "short_bytes": max(0, need - limit)},
-            "step_seconds": [step.range[0], step.seconds, step.range[1]],
+            "step_seconds": list(ends(step)),
             **{"tokens_per_second": step.tokens / step.seconds, "shares": step.shares},
             **{"mfu_causal": step.mfu, "mfu_full_attention": step.mfu_full},
             **{"hours": list(row.hours) or None, "dollars": row.dollars},

@@ -16,8 +16,7 @@ pytestmark = pytest.mark.slow  # the first of them makes all that is trained on
 def store(tmp_path_factory):
     """A store in which everything up to the shuffled sequences is finished."""
     directory = str(tmp_path_factory.mktemp("store"))
-    wrong = dataclasses.replace(MINI, model=dataclasses.replace(MINI.model, head_size=16))
-    assert run(directory, settings=wrong) == 0
+    assert run(directory, "--until", "block_shuffle") == 0
     return directory
 
 

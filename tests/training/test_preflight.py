@@ -170,7 +170,7 @@ def test_the_compiler_refuses_and_its_answer_is_kept(tmp_path, monkeypatch):
     monkeypatch.setenv("PONENTE_CACHE", str(tmp_path))
     optimizer = OptimizerConfig(learning_rate=1e-3)
     run = DeclaredRun(
-        SMALL, optimizer, TRAIN, pod("v6e-1"), 10, (), 1, exact=True, done=0, whole=TRAIN, epochs=()
+        SMALL, optimizer, TRAIN, pod("v6e-1"), 10, 1, exact=True, done=0, whole=TRAIN, epochs=()
     )
     shown = []
     first = compiled_facts(run, shown.append)
@@ -203,7 +203,7 @@ def test_what_fits_is_audited(tmp_path, monkeypatch):
     monkeypatch.setenv("PONENTE_CACHE", str(tmp_path))
     train = dataclasses.replace(TRAIN, batch_size=256, remat="full")
     run = DeclaredRun(
-        *(SMALL, OptimizerConfig(learning_rate=1e-3), train, pod("v6e-1"), 10, (), 1),
+        *(SMALL, OptimizerConfig(learning_rate=1e-3), train, pod("v6e-1"), 10, 1),
         **{"exact": True, "done": 0, "whole": train, "epochs": ()},
     )
     found = compiled_facts(run, str)

@@ -15,16 +15,13 @@ from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
 from pipeline import Hardware
-from pipeline.accelerators import Chip
 from pipeline.execute.spending import dollars_an_hour, place_of, uses
-from pipeline.graph.capacity import Capacity
-from pipeline.graph.facts import Facts, Published, Results
-from pipeline.graph.step import Node
+from pipeline.graph.facts import Facts, Results
 from pipeline.pages.readable import duration, moment
 from pipeline.pages.record import runs
+from steps.training.plan.continued import store_of
 from steps.training.plan.cost import TPU_WAIT, prior_hours, units
 from steps.training.plan.declared_run import DeclaredRun
-from steps.training.plan.timings import Ends, work_of
 from training.cost.preemption import Preemptions, Work, best_every, simulate
 
 if TYPE_CHECKING:
@@ -37,28 +34,21 @@ _DEARER = (
 )
 
 
-def bill(
-    node: Node,
-    run: DeclaredRun,
-    results: Results,
-    devices: int,
-    chip: Chip | None = None,
-    predicted: Work | None = None,
-    learned: Ends | None = None,
-) -> Facts:
+def bill(run: DeclaredRun, results: Results, find: Callable[[], tuple[Work | None, str]]) -> Facts:
     """The seconds that a training is to hold its hardware; on spot simulated, with lines and data.
 
-    With a refusal where spot was asked for and is dearer than on demand.
+    With a refusal where spot was asked for and is dearer than on demand. `find` is `work_of` the
+    training, which reads the store.
     """
     every = run.whole.checkpoint_every
-    if not _capacity(results).spot:
+    if not store_of(results).capacity.spot:
 
         def alone() -> float | None:
-            work, _ = work_of(node, run, results, predicted, chip, devices, learned)
+            work, _ = find()
             return None if work is None else work.alone(every)
 
         return Facts(seconds=alone)
-    work, measured = work_of(node, run, results, predicted, chip, devices, learned)
+    work, measured = find()
     if work is None:
         return Facts(("spot        known when the store has a training on this hardware",))
     if work.steps < 1:
@@ -71,13 +61,9 @@ def bill(
     return Facts(tuple(_lines(data)), {"spot": data}, why, lambda: seconds)
 
 
-def _capacity(results: Results) -> Capacity:
-    return results.capacity if isinstance(results, Published) else Capacity()
-
-
 def preemptions_of(hardware: Hardware, results: Results) -> tuple[Preemptions, str]:
     """When the hardware is taken away, with the source: the flag, the store's runs, or a prior."""
-    capacity = _capacity(results)
+    capacity = store_of(results).capacity
     taken, held, waits = _history(hardware, results)
     wait = fmean(waits) if waits else TPU_WAIT if hardware.generation else 0.0
     mean, source = prior_hours(hardware)
@@ -92,7 +78,7 @@ def _history(hardware: Hardware, results: Results) -> tuple[int, float, list[flo
 
     Of runs on spot, and of those of which a machine was taken away.
     """
-    prefix, taken, hours, waits = getattr(results, "prefix", ""), 0, 0.0, []
+    prefix, taken, hours, waits = store_of(results).prefix, 0, 0.0, []
     for record in runs(prefix) if prefix else ():
         held = [(use, place_of(use.step.hardware)) for use in uses(record)]
         alike = [(use, units(place)) for use, place in held if place and _like(place, hardware)]

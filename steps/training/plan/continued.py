@@ -20,11 +20,13 @@ from training.config.batch_schedule import kept_for_good, rows_read
 CHECKPOINTS = "checkpoint/"
 
 
-def trainings(node: Node) -> list[Node]:
-    """The steps that may have trained the checkpoint `node`: itself, or a selection's candidates.
+def store_of(results: Results) -> Published:
+    """The store that results are of; an empty one, of no place, for others."""
+    return results if isinstance(results, Published) else Published({}, "")
 
-    Empty for an imported model.
-    """
+
+def trainings(node: Node) -> list[Node]:
+    """The steps that may have trained the checkpoint `node`; none for an imported model."""
     if "train" in node.config:
         return [node]
     inputs = [child for child in node.inputs.values() if issubclass(child.output, Checkpoint)]
@@ -33,7 +35,7 @@ def trainings(node: Node) -> list[Node]:
 
 def checkpoint_at(node: Node, results: Results) -> Facts:
     """No facts. Raises `InputError` for an `at` of which its input has, or will have, none."""
-    at, places = node.config["at"], results.places if isinstance(results, Published) else {}
+    at, places = node.config["at"], store_of(results).places
     for child in node.inputs.values():
         if at is None or not issubclass(child.output, Checkpoint):
             continue
@@ -70,10 +72,7 @@ def done_before(node: Node, results: Results) -> int | None:
 
 
 def steps_of_checkpoint(node: Node, at: int | None, results: Results) -> int | None:
-    """Steps done at the checkpoint that a run continues; None if that is not known yet.
-
-    0 for an imported model.
-    """
+    """Steps done at a checkpoint, 0 for an imported model; None if that is not known yet."""
     if at is not None and trainings(node):
         return at
     if (made := results.get(node.key)) is not None:
@@ -85,10 +84,7 @@ def steps_of_checkpoint(node: Node, at: int | None, results: Results) -> int | N
 def continued_optimizer(
     config: Mapping[str, Any], checkpoint: Node, results: Results
 ) -> OptimizerConfig:
-    """The optimizer of a step that extends the run of `checkpoint`, as far as that run is known.
-
-    `config` has the step's settings `optimizer`, `train` and `at`.
-    """
+    """The optimizer of a step of these settings that extends a run, as far as that is known."""
     optimizer, steps, first = config["optimizer"], config["train"].steps, checkpoint
     while first.step.name == "extend":
         first = first.inputs["checkpoint"]
@@ -102,14 +98,11 @@ def continued_optimizer(
 
 def steps_saved(node: Node, results: Results) -> int:
     """The step of the newest checkpoint that a run of `node` would resume from; 0 for none."""
-    if not isinstance(results, Published) or not results.prefix:
+    store = store_of(results)
+    if not store.prefix or not {child.key for child in node.inputs.values()} <= store.places.keys():
         return 0
-    held = {}
-    for name, child in node.inputs.items():
-        if child.key not in results.places:
-            return 0
-        held[name] = results.places[child.key][1].content
-    root = storage.join(results.prefix, node.directory)
+    held = {name: store.places[child.key][1].content for name, child in node.inputs.items()}
+    root = storage.join(store.prefix, node.directory)
     action = digests.action(node.identity, held)
     ledger = Ledger(root, find_build(root, action, "", node.identity.config, held).id)
     saved = ledger.finished(CHECKPOINTS).values()
@@ -118,7 +111,7 @@ def steps_saved(node: Node, results: Results) -> int:
 
 def check_data(node: Node, results: Results) -> None:
     """Refuse to extend a published run with other sequences than it has read, once both exist."""
-    places = results.places if isinstance(results, Published) else {}
+    places = store_of(results).places
     before, sequences = node.inputs["checkpoint"].key, node.inputs["sequences"].key
     if node.step.name != "extend" or before not in places or sequences not in places:
         return
@@ -150,9 +143,7 @@ def check_end(sequences: Sequences, train: TrainConfig) -> None:
 def check_state(arguments: Mapping[str, Any], take: str) -> None:
     """Refuse settings with another training state than that of the checkpoint to continue from.
 
-    Args:
-        arguments: of a step that continues training, with the node `checkpoint`.
-        take: "everything" (the whole state and the data order), "moments", or "model" (neither).
+    `take` is "everything" (the whole state and the data order), "moments", or "model" (neither).
     """
     checkpoint, optimizer, train = (arguments[n] for n in ("checkpoint", "optimizer", "train"))
     before = trainings(checkpoint)
@@ -162,7 +153,7 @@ def check_state(arguments: Mapping[str, Any], take: str) -> None:
         )
     if take == "model" or len(before) != 1:
         return
-    (config,) = (each.config for each in before)
+    config = before[0].config
     was = _state_settings(config["optimizer"], config["train"], take)
     for name, (value, arrays) in _state_settings(optimizer, train, take).items():
         old, old_arrays = was[name]

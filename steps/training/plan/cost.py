@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -28,6 +27,7 @@ December 2022. No rate of later generations is published."""
 GPU_HOURS = 12.0
 """The same of a host with GPUs: an assumption."""
 Bills = dict[str, list[float]]
+Ends = tuple[float, float, float]
 
 
 @dataclass(frozen=True)
@@ -64,6 +64,11 @@ def checkpoint_bytes(run: DeclaredRun | ResolvedPhase) -> float:
     return parameters + optimizer_bytes(run.model, run.optimizer)
 
 
+def ends(step: Forecast) -> Ends:
+    """Seconds of a step at the fast end of its interval, in the middle and at the slow end."""
+    return step.range[0], step.seconds, step.range[1]
+
+
 def save_seconds(run: DeclaredRun) -> float:
     return checkpoint_bytes(run) / run.hardware.chips / SAVE_BYTES
 
@@ -71,8 +76,9 @@ def save_seconds(run: DeclaredRun) -> float:
 def run_time(run: DeclaredRun, train: TrainConfig, step: Forecast, seconds: float) -> RunTime:
     """The times of the steps that are left, if a step takes `seconds`."""
     assert run.steps is not None
-    saves = _count(run, run.whole.checkpoint_every, run.whole.keep_every, run.whole.milestones)
-    evaluated = _count(run, run.whole.evaluate_every) + (not run.done)  # also before the first step
+    whole = run.whole
+    saves = _count(run, whole.checkpoint_every, whole.keep_every, others=whole.milestones)
+    evaluated = _count(run, whole.evaluate_every) + (not run.done)  # also before the first step
     batches = 0 if train.evaluate_batches == "all" else int(train.evaluate_batches)
     useful = step.seconds - step.times["update"] - step.times["fixed"]
     steps = (run.steps - run.done) * seconds
@@ -84,13 +90,10 @@ def run_time(run: DeclaredRun, train: TrainConfig, step: Forecast, seconds: floa
 
 def phases_share(run: DeclaredRun, resolved: ResolvedRun, step: Forecast, chip: Chip) -> float:
     """The mean seconds of the steps that are left over those of the largest step, by the table."""
-    seconds: dict[TrainConfig, float] = {}
     total, count = 0.0, 0
     for each in resolved.phases:
-        if each.train not in seconds:
-            seconds[each.train] = forecast(each, chip).seconds
         steps = each.phase.end - max(each.phase.first, run.done)
-        total, count = total + steps * seconds[each.train], count + steps
+        total, count = total + steps * forecast(each, chip).seconds, count + steps
     return total / max(count, 1) / step.seconds
 
 
@@ -101,28 +104,20 @@ def run_times(
     chip: Chip,
     learned: Forecast | None = None,
 ) -> list[RunTime]:
-    """The run's times at the fast end of the largest step's forecast, the middle and the slow.
+    """The run's times at the `ends` of the largest step's forecast.
 
     `step` is by the table, as those of the other phases; `learned` its correction by runs.
     """
     share, train = phases_share(run, resolved, step, chip), resolved.largest.train
     step = learned or step
-    ends = (step.range[0], step.seconds, step.range[1])
-    return [run_time(run, train, step, share * each) for each in ends]
+    return [run_time(run, train, step, share * each) for each in ends(step)]
 
 
-def _count(run: DeclaredRun, every: int, also_every: int = 0, others: Sequence[int] = ()) -> int:
-    """Steps left that are multiples of an interval, or among `others`, or the last one."""
-    first, last = run.done, run.steps or 0
-
-    def multiples(interval: int) -> int:
-        return last // interval - first // interval
-
-    found = multiples(every)
-    if also_every:
-        found += multiples(also_every) - multiples(math.lcm(every, also_every))
-    alone = {step for step in (*others, last) if step % every and step % (also_every or step + 1)}
-    return found + sum(first < step <= last for step in alone)
+def _count(run: DeclaredRun, *every: int, others: Sequence[int] = ()) -> int:
+    """Steps left that are multiples of an interval (none of 0), or among `others`, or the last."""
+    last = run.steps or 0
+    multiples = (range(each, last + 1, each) for each in every if each)
+    return sum(run.done < step <= last for step in {last, *others}.union(*multiples))
 
 
 def bills(hardware: Hardware, price: Price | None, times: Sequence[RunTime]) -> Bills:
@@ -134,12 +129,12 @@ def bills(hardware: Hardware, price: Price | None, times: Sequence[RunTime]) -> 
     return found
 
 
-def money(run: DeclaredRun, chip: Chip, times: tuple[RunTime, RunTime]) -> list[str]:
-    """Dollars on demand and on spot, as ranges, or a line that asks for a missing price."""
+def money(run: DeclaredRun, chip: Chip, times: tuple[RunTime, RunTime]) -> str:
+    """Dollars on demand and on spot, as ranges, or where to give a missing price."""
     price = price_of(chip.name)
     found = bills(run.hardware, price, times)
     if price is None or not found:
-        return [f"no public price of {chip.name}: give one in a file that PONENTE_PRICES names"]
+        return f"no public price of {chip.name}: give one in a file that PONENTE_PRICES names"
     words = {"on_demand": "on demand", "spot": "on spot before preemptions"}
     amounts = [f"${low:,.2f} to ${high:,.2f} {words[how]}" for how, (low, high) in found.items()]
-    return [f"{', '.join(amounts)} ({price.source}, {price.date})"]
+    return f"{', '.join(amounts)} ({price.source}, {price.date})"

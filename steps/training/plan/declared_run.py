@@ -7,13 +7,13 @@ import dataclasses
 from dataclasses import dataclass
 
 from models.shape.config import TransformerConfig
-from models.shape.footprint import training_flops_per_token
 from pipeline import Hardware, InputError
 from pipeline.graph.facts import Results
 from pipeline.graph.step import Node
 from pipeline.store import storage
 from steps.artifacts import TEST, TRAIN, Documents, Sequences, TokenCache
 from steps.declared import nearest_setting, splits
+from steps.scaling_law.points import spent
 from steps.training.budget import budgeted, steps_of
 from steps.training.plan.continued import continued_optimizer, done_before, steps_saved
 from training.config import OptimizerConfig, TrainConfig
@@ -26,11 +26,8 @@ class DeclaredRun:
     """A step that trains.
 
     Attributes:
-        train: the configuration of the largest batch phase that is left, with the sequences'
-            length.
-        steps: optimizer steps, those that are done included; None if they depend on outputs that do
-            not exist yet.
-        phases: number of steps left and configuration of each batch phase; empty without `steps`.
+        train: of the largest batch phase that is left, with the sequences' length.
+        steps: those that are done included; None if they depend on outputs that do not exist yet.
         splits: number of held-out splits to evaluate on.
         exact: whether `steps` is exact, or estimated from the tokens of the cache or the budget of
             `sample`.
@@ -44,7 +41,6 @@ class DeclaredRun:
     train: TrainConfig
     hardware: Hardware
     steps: int | None
-    phases: tuple[tuple[int, TrainConfig], ...]
     splits: int
     exact: bool
     done: int
@@ -54,22 +50,12 @@ class DeclaredRun:
     @property
     def tokens(self) -> int | None:
         """Training tokens of the steps that are left."""
-        if self.steps is None:
-            return None
-        return sum(steps * t.batch_size * t.sequence_length for steps, t in self.phases)
+        return spent(self.model, self.whole, self.done)[0] if self.steps else self.steps
 
     @property
     def flops(self) -> float | None:
         """FLOPs of the steps that are left, with causal attention."""
-        if self.steps is None:
-            return None
-        return sum(
-            steps
-            * train.batch_size
-            * train.sequence_length
-            * training_flops_per_token(self.model, train.sequence_length, causal=True)
-            for steps, train in self.phases
-        )
+        return spent(self.model, self.whole, self.done)[1] if self.steps else self.steps
 
 
 def declared_run(node: Node, results: Results) -> DeclaredRun | None:
@@ -92,6 +78,8 @@ def declared_run(node: Node, results: Results) -> DeclaredRun | None:
     optimizer = node.config["optimizer"]
     if node.step.name == "extend":
         optimizer = continued_optimizer(node.config, node.inputs["checkpoint"], results)
+    # By default all but "test"; one where none is declared.
+    evaluated = [name for name in splits(sequences) or ("",) if name != TEST]
     left = [p for p in batch_phases(known) if p.end > done] or [batch_phases(known)[-1]]
     return DeclaredRun(
         model=model,
@@ -99,8 +87,7 @@ def declared_run(node: Node, results: Results) -> DeclaredRun | None:
         train=largest_of(left).config(known),
         hardware=node.runtime["hardware"],
         steps=steps,
-        phases=tuple((p.end - max(p.first, done), p.config(known)) for p in left if steps),
-        splits=len(node.config.get("splits") or _evaluated(sequences)),
+        splits=len(node.config.get("splits") or evaluated),
         exact=exact,
         done=done,
         whole=known,
@@ -128,17 +115,17 @@ def _epochs(sequences: Node, train: TrainConfig, results: Results) -> tuple[floa
 
 def _rows(sequences: Node, length: int, results: Results) -> int:
     """Rows of one shuffled cache, or those of its declared tokens; 0 when not known."""
-    if (made := results.get(sequences.key, {}).get("sequences")) is not None:
-        return made
-    tokens = _counted(sequences, results) or nearest_setting(sequences, "tokens", Documents)
-    return max(tokens or 0, 0) // length
+    made = results.get(sequences.key, {}).get("sequences")
+    return max(_tokens(sequences, results) or 0, 0) // length if made is None else made
 
 
 def model_of(node: Node, results: Results) -> TransformerConfig | None:
     """The shape of the model that `node` trains; None if it does not follow from the graph."""
-    model = nearest_setting(node, "model")
-    if isinstance(model, TransformerConfig) or (child := node.inputs.get("checkpoint")) is None:
-        return model if isinstance(model, TransformerConfig) else None
+    model, child = nearest_setting(node, "model"), node.inputs.get("checkpoint")
+    if isinstance(model, TransformerConfig):
+        return model
+    if child is None:
+        return None
     if "model" in (made := results.get(child.key, {})):
         return TransformerConfig.from_plain(made["model"])
     if child.step.name == "import_hf" and storage.is_local(child.config["source"]):
@@ -150,11 +137,6 @@ def model_of(node: Node, results: Results) -> TransformerConfig | None:
     return None
 
 
-def _evaluated(sequences: Node) -> tuple[str, ...]:
-    """Names of the splits that training evaluates by default; one where none is declared."""
-    return tuple(name for name in splits(sequences) or ("",) if name != TEST)
-
-
 def _steps(
     node: Node, sequences: Node, train: TrainConfig, results: Results
 ) -> tuple[int | None, bool]:
@@ -164,15 +146,15 @@ def _steps(
     made = results.get(sequences.key, {})
     if tokens is not None or "sequences" in made:
         return budgeted(train, made.get("sequences"), epochs, tokens).steps, True
-    epochs = epochs or 1
-    available = _counted(sequences, results) or nearest_setting(sequences, "tokens", Documents)
+    available = _tokens(sequences, results)
     if available is None or available < 0:
         return None, False
-    return steps_of(int(epochs * available) // train.sequence_length, train), False
+    return steps_of(int((epochs or 1) * available) // train.sequence_length, train), False
 
 
-def _counted(sequences: Node, results: Results) -> int | None:
-    """Training tokens of the one cache that the sequences are cut from, once that is built."""
+def _tokens(sequences: Node, results: Results) -> int | None:
+    """Training tokens of the cache that the sequences are cut from, or the budget of `sample`."""
     caches = [n for n in sequences.inputs.values() if issubclass(n.output, TokenCache)]
     splits = results.get(caches[0].key, {}).get("splits", {}) if len(caches) == 1 else {}
-    return splits.get(TRAIN, {}).get("tokens")
+    counted = splits.get(TRAIN, {}).get("tokens")
+    return counted or nearest_setting(sequences, "tokens", Documents)

@@ -25,6 +25,7 @@ from pipeline.errors import CorruptOutput, PonenteError
 from pipeline.identity.fingerprint import plain
 from steps.artifacts import Checkpoint
 from steps.checkpoints.finished import manifest_of, trainings
+from steps.training.plan.cost import ends
 from training.config import OptimizerConfig, TrainConfig
 from training.cost import host_cpu, step_time
 from training.cost.learned import (
@@ -83,50 +84,47 @@ class Learned:
     @property
     def data(self) -> dict[str, Any]:
         """For `plan --json`."""
-        step, table = self.step, self.table
-        (fast, slow), (table_fast, table_slow) = step.range, table.range
+        seconds = ends(self.step)
         return {
-            "step_seconds": [fast, step.seconds, slow],
-            "tokens_per_second": [step.tokens / each for each in (slow, step.seconds, fast)],
-            "shares": step.shares,
+            "step_seconds": list(seconds),
+            "tokens_per_second": [self.step.tokens / each for each in reversed(seconds)],
+            "shares": self.step.shares,
             "learned": {
                 "factor": self.correction.factor,
                 "runs": self.runs,
                 "profiles": self.profiles,
                 "interval": self.correction.narrowed,
-                "step_seconds_without": [table_fast, table.seconds, table_slow],
+                "step_seconds_without": list(ends(self.table)),
             },
         }
 
     @property
     def range(self) -> str:
         """The interval of the step's time, in words."""
-        step, (fast, slow) = self.step, self.step.range
+        (fast, middle, slow), tokens = ends(self.step), self.step.tokens
         return (
-            f"{fast:.3g} to {slow:.3g} s per step (middle {step.seconds:.3g}), "
-            f"{step.tokens / slow:,.0f} to {step.tokens / fast:,.0f} tokens/s"
+            f"{fast:.3g} to {slow:.3g} s per step (middle {middle:.3g}), "
+            f"{tokens / slow:,.0f} to {tokens / fast:,.0f} tokens/s"
         )
 
     def __str__(self) -> str:
         if not self.runs:
             return f"not corrected by runs on {self.hardware.words}"
         profiles = f", {self.profiles} of them with a profile" if self.profiles else ""
-        return (
-            f"step time x{self.correction.factor:.3g} by {self.runs} run{'s' * (self.runs > 1)} on "
-            f"{self.hardware.words} in this store{profiles}"
-        )
+        by = f"{self.runs} run{'s' * (self.runs > 1)} on {self.hardware.words}"
+        return f"step time x{self.correction.factor:.3g} by {by} in this store{profiles}"
 
 
 def predicted(run: ResolvedPhase, hardware: Hardware, store: str, own: str = "") -> Learned:
-    """The prediction of a step, corrected by a store's runs but that in the directory `own`.
+    """The prediction of a step, corrected by the runs of a store, if any, but that in `own`.
 
-    Without a store it is not corrected. `KeyError` for a chip without a row in the table.
+    `KeyError` for a chip without a row in the table.
     """
     step, found = forecast(run, chip := hardware.device(run.devices.count)), []
     # A store that cannot be read says nothing; a plan and a training do not need it.
     with contextlib.suppress(PonenteError, OSError):
         for each in trainings(store) if store else ():
-            if each.path != own and _hardware(each) == hardware and (said := _said(each.path)):
+            if each.path != own and (said := _said(each.path, hardware)):
                 found.append(said)
     every = [one for said in found for one in said]
     made = correction(step.shares, place_of(run), every, spread_of(chip.name))
@@ -160,21 +158,18 @@ def hardware_of(recorded: Mapping[str, Any]) -> Hardware:
     return Hardware(recorded["chip"] or "?")
 
 
-def _hardware(run: Checkpoint) -> Hardware | None:
-    with contextlib.suppress(*_OTHER):  # of a version without the record, or with other fields
-        return hardware_of(run.result["measured"][STEP]["hardware"])
-    return None
-
-
 # Finished outputs do not change; a plan asks for each of its trainings.
 @functools.lru_cache(1024)
-def _said(path: str) -> tuple[Measurement, ...]:
-    with contextlib.suppress(*_OTHER):
+def _said(path: str, hardware: Hardware) -> tuple[Measurement, ...]:
+    """What a finished training says of steps on this hardware."""
+    with contextlib.suppress(*_OTHER):  # of a version without the record, or with other fields
         made = manifest_of(path)
         assert made is not None
         run, record = Checkpoint(path, made), made.result["measured"][STEP]
+        if hardware_of(record["hardware"]) != hardware:
+            return ()
         phase = phase_of(run)
-        chip = hardware_of(record["hardware"]).device(phase.devices.count)
+        chip = hardware.device(phase.devices.count)
         if 0 < record["seconds"] < math.inf and record["steps"] >= _LEAST_STEPS:
             # Operations wait for a CPU's cores: by their times plans were worse, not better.
             parts = {} if chip.name == step_time.CPU else record.get("parts", {})

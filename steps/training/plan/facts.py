@@ -6,12 +6,13 @@ import dataclasses
 import importlib.util
 import textwrap
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from models.hf import architectures
 from models.shape.footprint import footprint
 from pipeline.accelerators import Chip
-from pipeline.graph.facts import Facts, Published, Results
+from pipeline.graph.facts import Facts, Results
 from pipeline.graph.step import Node
 from pipeline.store import storage
 from steps.artifacts import Sequences
@@ -21,8 +22,10 @@ from steps.scaling_law.published_curves import published
 from steps.training.budget import told_epochs
 from steps.training.plan import memory
 from steps.training.plan.bill import bill
+from steps.training.plan.continued import store_of
 from steps.training.plan.cost import (
     checkpoint_bytes,
+    ends,
     money,
     phases_share,
     run_times,
@@ -30,13 +33,14 @@ from steps.training.plan.cost import (
 )
 from steps.training.plan.declared_run import DeclaredRun, declared_run, model_of
 from steps.training.plan.experience import Hardware, Learned, predicted
-from steps.training.plan.memory import GIB, MemoryFit
+from steps.training.plan.memory import GIB
+from steps.training.plan.timings import work_of
 from training.config.batch_schedule import rows_read
 from training.config.train import INSTALL, TRACKERS
 from training.cost import step_time
 from training.cost.audit import CURES, Flaw
 from training.cost.preemption import Work
-from training.cost.resolved_run import ResolvedRun, lint, resolve_run
+from training.cost.resolved_run import ResolvedPhase, ResolvedRun, lint, resolve_run
 
 ELSEWHERE = "steps.tuning.compare:compare"  # by name: it draws pages, and is above this folder
 
@@ -60,33 +64,32 @@ def training_facts(node: Node, results: Results) -> Facts:
         return Facts((*lines, f"{need}; this machine's accelerators are not checked"), data)
     train = run.whole if run.steps else run.train
     resolved = resolve_run(run.model, run.optimizer, train, devices, done=run.done)
-    store = results.prefix if isinstance(results, Published) and results.learning else ""
-    learned = predicted(resolved.largest, Hardware.of(devices.chip), store)
+    step, store = resolved.largest, store_of(results)
+    where = Hardware.of(devices.chip)
+    learned = predicted(step, where, store.prefix if store.learning else "")
     if chip is None:
-        line, refusal = _on_this_machine(run, resolved.largest.estimate.activations * devices.count)
+        line, refusal = _on_this_machine(run, step.estimate.activations * devices.count)
         lines += [line, *_speed_here(run, resolved, learned, data)]
-        step = learned.step
-        ends = (step.range[0], step.seconds, step.range[1]) if learned.runs else None
-        billed = bill(node, run, results, devices.count, learned=ends)
+        measured = {"learned": ends(learned.step) if learned.runs else None}
+        billed = bill(run, results, partial(work_of, node, run, results, devices, **measured))
         why = refusal or billed.refusal
         return Facts((*lines, *billed.lines), {**data, **billed.data}, why, billed.seconds)
-    fit = memory.MemoryFit(resolved.largest)
-    lines.append(f"memory      by formula {fit.line(chip.name)}")
+    lines.append(f"memory      by formula {memory.described(step, chip.name)}")
     data["memory"] = {
         "source": "formula",
-        "fits": fit.fits,
-        "need_bytes": int(fit.estimate.total),
-        "limit_bytes": int(fit.limit),
-        "parts": {name: int(size) for name, size in fit.estimate.parts.items()},
+        "fits": memory.fits(step),
+        "need_bytes": int(step.estimate.total),
+        "limit_bytes": int(memory.limit_of(step)),
+        "parts": {name: int(size) for name, size in step.estimate.parts.items()},
     }
-    if not fit.fits:
-        return _too_large(run, fit, lines, data)
-    lines += _program(resolved, data)
-    lines += _speed(run, fit, learned, data)
+    if not memory.fits(step):
+        return _too_large(run, step, lines, data)
+    lines += _program(step, data)
+    lines += _speed(run, step, learned, data)
     billed = Facts()
     if run.steps:
         work = _whole_run(run, resolved, learned, chip, data, lines)
-        billed = bill(node, run, results, devices.count, chip, work)
+        billed = bill(run, results, partial(work_of, node, run, results, devices, work))
     lines, data = [*lines, *billed.lines], {**data, **billed.data}
     return Facts(tuple(lines), data, billed.refusal, billed.seconds, _examination(run))
 
@@ -99,24 +102,23 @@ def _forecast(node: Node, run: DeclaredRun, results: Results, data: dict[str, An
     if node.step.name != "train":
         return []
     found: LossForecast | str = "the sequences are not built yet"
-    built = isinstance(results, Published) and results.places.get(node.inputs["sequences"].key)
-    if isinstance(results, Published) and built and run.steps:
-        own = storage.join(results.prefix, node.directory)
+    store = store_of(results)
+    if run.steps and (built := store.places.get(node.inputs["sequences"].key)):
+        own = storage.join(store.prefix, node.directory)
         settings = run.model, run.optimizer, run.whole, node.config["splits"]
         found = forecast_of(own, Sequences(*built), *settings)
     if not isinstance(found, str):
         data["forecast"] = {**vars(found), "share": SHARE}
         return [f"loss        {found}"]
-    data["forecast"] = {"why": found}
+    said: dict[str, Any] = {"why": found}
+    data["forecast"] = said
     lines = [f"loss        no forecast: {found}"]
     if run.steps and (theirs := published(run.model, run.optimizer, run.whole)):
         curve, flops = theirs
         low, bits, high = curve.loss(flops)
         outside = ", extrapolated" if curve.extrapolated(flops) else ""
-        data["forecast"] |= {
-            "published": {"bits_per_byte": bits, "low": low, "high": high, "share": SHARE}
-            | {"flops": flops, "data": curve.data}
-        }
+        said["published"] = {"bits_per_byte": bits, "low": low, "high": high, "share": SHARE}
+        said["published"] |= {"flops": flops, "data": curve.data}
         lines.append(
             f"            published runs of this optimizer, {flops:.2g} FLOPs{outside}: {bits:.3f} "
             f"bits a byte ({SHARE:.0%}: {low:.3f} to {high:.3f}) of {curve.data}"
@@ -218,18 +220,18 @@ def _speed_here(
     return [f"predicted   {learned.range}{left}", f"            {learned}"]
 
 
-def _too_large(run: DeclaredRun, fit: MemoryFit, lines: list[str], data: dict[str, Any]) -> Facts:
+def _too_large(
+    run: DeclaredRun, step: ResolvedPhase, lines: list[str], data: dict[str, Any]
+) -> Facts:
     """A refusal, or a check by the compiler if the formula's error could make the step fit."""
     others = memory.nearest(run)
     data["fitting"] = others
-    if fit.cannot:
-        need, limit = fit.estimate.total / GIB, fit.limit / GIB
+    if not memory.fits(step, memory.CERTAIN):
+        need, limit = step.estimate.total / GIB, memory.limit_of(step) / GIB
         why = f"does not fit {run.hardware.name} by formula: {need:.1f} of {limit:.2f} GiB per "
-        why += f"device, short by {need - limit:.1f}"
-        if not others:
-            why += "; no smaller batch and no larger slice of this kind fits by formula"
-            return Facts(tuple(lines), data, why)
-        why = "\n".join([f"{why}; these fit by formula:", *(f"  {other}" for other in others)])
+        none = "no smaller batch and no larger slice of this kind fits by formula"
+        why += f"device, short by {need - limit:.1f}; "
+        why += "\n  ".join(["these fit by formula:", *others]) if others else none
         return Facts(tuple(lines), data, why)
     examine = _examination(run)
     if examine is None:
@@ -240,8 +242,10 @@ def _too_large(run: DeclaredRun, fit: MemoryFit, lines: list[str], data: dict[st
     return Facts(tuple(lines), data, examine=examine)
 
 
-def _speed(run: DeclaredRun, fit: MemoryFit, learned: Learned, data: dict[str, Any]) -> list[str]:
-    step = learned.step
+def _speed(
+    run: DeclaredRun, resolved: ResolvedPhase, learned: Learned, data: dict[str, Any]
+) -> list[str]:
+    step, train = learned.step, resolved.train
     shares = ", ".join(f"{kind} {part:.0%}" for kind, part in step.shares.items() if part >= 0.005)
     data["predicted"] = {
         **learned.data,
@@ -254,8 +258,7 @@ def _speed(run: DeclaredRun, fit: MemoryFit, learned: Learned, data: dict[str, A
     lines = [
         f"predicted   {learned.range}, MFU about {step.mfu:.0%} causal, {step.mfu_full:.0%} full "
         "attention",
-        f"            shares of its time: {shares}; remat {fit.train.remat}, "
-        f"{fit.train.parallel.sharding}",
+        f"            shares of its time: {shares}; remat {train.remat}, {train.parallel.sharding}",
         f"            error on published runs, their source left out: median "
         f"{step_time.ERROR:.0%}, 90th percentile {step_time.ERROR_90:.0%} "
         f"(docs/predictions.md); untuned runs took {low:g} to {high:g} times the middle",
@@ -263,13 +266,13 @@ def _speed(run: DeclaredRun, fit: MemoryFit, learned: Learned, data: dict[str, A
     if learned.runs:
         lines[-1] = f"            {learned}"
     length, kind = run.train.sequence_length, run.hardware.kind
-    wasted = lint(run.model, fit.train.parallel, platform=kind, sequence_length=length)
+    wasted = lint(run.model, train.parallel, platform=kind, sequence_length=length)
     return [*lines, *(f"            {sentence}" for sentence in wasted)]
 
 
-def _program(resolved: ResolvedRun, data: dict[str, Any]) -> list[str]:
+def _program(step: ResolvedPhase, data: dict[str, Any]) -> list[str]:
     """The attention back end with its reason, and the options of the compiler."""
-    chosen, options = resolved.largest.backend, dict(resolved.largest.options)
+    chosen, options = step.backend, dict(step.options)
     data["program"] = {
         "attention": chosen.backend,
         "reason": chosen.reason,
@@ -300,7 +303,7 @@ def _whole_run(
     lines += [
         f"run         {fast.total / 3600:.2f} to {slow.total / 3600:.2f} h of "
         f"{run.hardware.chips} {chip.name}: at the slow end {extra}",
-        *(f"cost        {line}" for line in money(run, chip, (fast, slow))),
+        f"cost        {money(run, chip, (fast, slow))}",
     ]
     left = (run.steps or 0) - run.done
     low, mean, high = ((t.steps + t.evaluations) / max(left, 1) for t in (fast, middle, slow))
@@ -323,10 +326,8 @@ def compiled_facts(run: DeclaredRun, show: Callable[[str], None]) -> Facts:
     train = dataclasses.replace(run.train, steps=run.steps or 1000)
     found = check(run.model, run.optimizer, train, run.hardware.name, show)
     need = found["need_gib"] if found["peak_gib"] is None else found["peak_gib"]
-    limit = found["limit_gib"]
-    sizes = (
-        f"arguments {found['arguments_gib']:.2f}, temporaries {found['temporaries_gib']:.2f} GiB"
-    )
+    limit, sizes = found["limit_gib"], f"arguments {found['arguments_gib']:.2f}, temporaries "
+    sizes += f"{found['temporaries_gib']:.2f} GiB"
     seconds, libtpu = found["compile_seconds"], found["versions"]["libtpu"]
     compiler = f"TPU compiler (libtpu {libtpu}, {seconds:.0f} s)"
     data = {"compiled": {name: found[name] for name in _KEPT}}
@@ -338,16 +339,12 @@ def compiled_facts(run: DeclaredRun, show: Callable[[str], None]) -> Facts:
     others = memory.nearest(run, share=min(1.0, estimated / need))
     parts = sorted(found["estimate_gib"].items(), key=lambda part: -part[1])[:5]
     named = ", ".join(f"{part} {size:.1f}" for part, size in parts)
-    return Facts(
-        data={**data, "fitting": others},
-        refusal="\n".join(
-            [
-                f"does not fit {run.hardware.name} by the {compiler}: {over}",
-                f"  largest by formula, GiB: {named}",
-                *(f"  fits by formula: {other}" for other in others),
-            ]
-        ),
-    )
+    why = [
+        f"does not fit {run.hardware.name} by the {compiler}: {over}",
+        f"  largest by formula, GiB: {named}",
+        *(f"  fits by formula: {other}" for other in others),
+    ]
+    return Facts(data={**data, "fitting": others}, refusal="\n".join(why))
 
 
 def _audited(flaws: list[Flaw]) -> list[str]:

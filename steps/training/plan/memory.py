@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from models.shape.config import TransformerConfig
 from pipeline import Hardware, InputError, pod
@@ -13,76 +12,52 @@ from pipeline.accelerators import TPUS
 from steps.platforms import devices_of
 from steps.training.plan.declared_run import DeclaredRun
 from training.config import OptimizerConfig, TrainConfig
-from training.cost.memory_estimate import GIB, Estimate, optimizer_bytes
+from training.cost.memory_estimate import GIB, optimizer_bytes
 from training.cost.resolved_run import ResolvedPhase, resolve_run
 
 CERTAIN = 1.4
 """A step above this multiple of the limit cannot fit: estimates are at most 39 % above the peak."""
-SHOWN = 3
 
 
-@dataclass(frozen=True)
-class MemoryFit:
-    """A resolved step beside the memory of its devices, which is known; by formula."""
-
-    run: ResolvedPhase
-
-    @property
-    def train(self) -> TrainConfig:
-        """Its configuration without "auto"."""
-        return self.run.train
-
-    @property
-    def estimate(self) -> Estimate:
-        return self.run.estimate
-
-    @property
-    def limit(self) -> float:
-        """Bytes of a device."""
-        assert self.run.devices.limit is not None
-        return self.run.devices.limit
-
-    @property
-    def fits(self) -> bool:
-        """Whether the estimate is within the limit."""
-        return self.estimate.total <= self.limit
-
-    @property
-    def cannot(self) -> bool:
-        """Whether it does not fit even with the largest error that the estimate has shown."""
-        return self.estimate.total > CERTAIN * self.limit
-
-    def line(self, name: str) -> str:
-        """Estimate and limit for a chip of that `name`, and the largest parts, as text."""
-        need, limit = self.estimate.total / GIB, self.limit / GIB
-        verdict = "fits" if self.fits else f"short by {need - limit:.1f} GiB"
-        parts = sorted(self.estimate.parts.items(), key=lambda part: -part[1])[:4]
-        named = ", ".join(f"{part} {size / GIB:.1f}" for part, size in parts)
-        return f"{need:.1f} of {limit:.2f} GiB of each {name}: {verdict}; largest: {named}"
+def step_on(
+    hardware: Hardware, model: TransformerConfig, optimizer: OptimizerConfig, train: TrainConfig
+) -> ResolvedPhase:
+    """The largest step on `hardware`, which has a known kind of chip, with nothing "auto"."""
+    return resolve_run(model, optimizer, train, devices_of(hardware)).largest
 
 
-def fit(
-    model: TransformerConfig, optimizer: OptimizerConfig, train: TrainConfig, hardware: Hardware
-) -> MemoryFit:
-    """The memory of a train step on a device of `hardware`, which has a known kind of chip."""
-    return MemoryFit(resolve_run(model, optimizer, train, devices_of(hardware)).largest)
+def limit_of(step: ResolvedPhase) -> float:
+    """Bytes of one of its devices, whose memory is known."""
+    assert step.devices.limit is not None
+    return step.devices.limit
+
+
+def fits(step: ResolvedPhase, share: float = 1.0) -> bool:
+    """Whether its memory by formula is within a share of the limit."""
+    return step.estimate.total <= share * limit_of(step)
+
+
+def described(step: ResolvedPhase, chip: str) -> str:
+    """Estimate and limit, and the largest parts, as text."""
+    need, limit = step.estimate.total / GIB, limit_of(step) / GIB
+    verdict = "fits" if fits(step) else f"short by {need - limit:.1f} GiB"
+    parts = sorted(step.estimate.parts.items(), key=lambda part: -part[1])[:4]
+    named = ", ".join(f"{part} {size / GIB:.1f}" for part, size in parts)
+    return f"{need:.1f} of {limit:.2f} GiB of each {chip}: {verdict}; largest: {named}"
 
 
 def nearest(run: DeclaredRun, share: float = 1.0) -> list[str]:
-    """The nearest changes of settings with which the step fits by formula, one per line.
-
-    They fill a `share` of the limit, below 1 if the compiler needed more than the formula.
-    """
+    """The nearest changes of settings with which the step fits a share of the limit by formula."""
     found = []
     for text, train, hardware in _changes(run):
         try:
-            other = fit(run.model, run.optimizer, train, hardware)
+            other = step_on(hardware, run.model, run.optimizer, train)
         except InputError:
             continue
-        if other.estimate.total <= share * other.limit:
-            need, limit = other.estimate.total / GIB, other.limit / GIB
+        if fits(other, share):
+            need, limit = other.estimate.total / GIB, limit_of(other) / GIB
             found.append(f"{text}: {need:.1f} of {limit:.2f} GiB")
-        if len(found) == SHOWN:
+        if len(found) == 3:
             break
     return found
 
@@ -129,7 +104,6 @@ def _larger(hardware: Hardware) -> list[str]:
 
 
 def host_memory() -> int:
-    """Bytes of physical memory of this machine."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 

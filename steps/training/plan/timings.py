@@ -10,20 +10,21 @@ from collections.abc import Iterator, Sequence
 from statistics import fmean, quantiles
 from typing import Any
 
-from pipeline.accelerators import Chip, chip_of
-from pipeline.graph.facts import Published, Results
+from pipeline.accelerators import chip_of
+from pipeline.graph.facts import Results
 from pipeline.graph.step import Node
 from pipeline.store import manifest, storage
 from pipeline.store.manifest import KEEP
 from pipeline.store.shards import ATTEMPTS
 from steps.artifacts import Checkpoint
 from steps.checkpoints.finished import EVERY, manifest_of
-from steps.training.plan.cost import checkpoint_bytes
+from steps.training.plan.continued import store_of
+from steps.training.plan.cost import Ends, checkpoint_bytes
 from steps.training.plan.declared_run import DeclaredRun
+from training.cost.memory_plan import Devices
 from training.cost.preemption import Work
 from training.metrics.goodput import AttemptTime, read_attempts
 
-Ends = tuple[float, float, float]
 LEAST_STEPS = 20  # measured ones, below which a prediction of the step is better
 _MOST = 8  # outputs that are looked into, the newest first
 _BESIDE = ("init", "compile", "checkpoint", "other")  # buckets that are not of steps
@@ -33,9 +34,8 @@ def work_of(
     node: Node,
     run: DeclaredRun,
     results: Results,
-    predicted: Work | None,
-    chip: Chip | None,
-    devices: int,
+    devices: Devices,
+    predicted: Work | None = None,
     learned: Ends | None = None,
 ) -> tuple[Work | None, str]:
     """What is left of a training, and which of its times were measured in which outputs.
@@ -45,7 +45,7 @@ def work_of(
     kind; of this training's own earlier attempts also the steps.
     """
     values, places = dict[str, Any](), dict[str, str]()
-    for name, times in _found(node, run, results, chip, devices, learned):
+    for name, times in _found(node, run, results, devices, learned):
         for what in times.keys() - values.keys():
             values[what], places[what] = times[what], name
     for name, other in (("start", "restart"), ("restart", "start")):  # one stands for the other
@@ -62,22 +62,17 @@ def work_of(
 
 
 def _found(
-    node: Node,
-    run: DeclaredRun,
-    results: Results,
-    chip: Chip | None,
-    devices: int,
-    learned: Ends | None,
+    node: Node, run: DeclaredRun, results: Results, devices: Devices, learned: Ends | None
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     """(directory, fields of `Work` that it shows), of this training, then of the newest ones."""
-    if not isinstance(results, Published) or not results.prefix:
+    if not (prefix := store_of(results).prefix):
         return
-    above = storage.join(results.prefix, node.directory, ATTEMPTS)
+    above = storage.join(prefix, node.directory, ATTEMPTS)
     names = storage.list_names(above)
-    own = _on(read_attempts(storage.join(above, n, KEEP) for n in names), chip, devices)
+    own = _on(read_attempts(storage.join(above, n, KEEP) for n in names), devices)
     yield node.directory, fields(own)
-    for made in _newest(results, chip):
-        attempts, last = _on(made.attempts, chip, devices), made.result["checkpoint"]
+    for made in _newest(prefix, devices.chip):
+        attempts, last = _on(made.attempts, devices), made.result["checkpoint"]
         size = next(s.bytes for s in made.shards("checkpoint/") if s.name == last)
         found = {**_startup(attempts), **_saves(attempts, checkpoint_bytes(run) / size)}
         yield made.path.rpartition("/")[2], found
@@ -85,22 +80,20 @@ def _found(
         yield "runs of this store", {"step": learned}
 
 
-def _newest(results: Results, chip: Chip | None = None) -> Iterator[Checkpoint]:
+def _newest(prefix: str, chip: str) -> Iterator[Checkpoint]:
     """Trainings in a local store on a kind of chip, or on this machine's CPUs, newest first."""
-    prefix = results.prefix if isinstance(results, Published) else ""
-    if not prefix or not storage.is_local(prefix):
-        return
     found = []
-    for name in filter(lambda name: name.startswith(EVERY), storage.list_names(prefix)):
+    for name in storage.list_names(prefix) if storage.is_local(prefix) else ():
+        path = storage.join(prefix, name)
         with contextlib.suppress(OSError):
-            path = storage.join(prefix, name)
-            written = os.stat(storage.local_path(storage.join(path, manifest.NAME))).st_mtime
-            found.append((written, path))
+            if name.startswith(EVERY):
+                written = os.stat(storage.local_path(storage.join(path, manifest.NAME))).st_mtime
+                found.append((written, path))
     for _, path in sorted(found, reverse=True)[:_MOST]:
         if (made := manifest_of(path)) is not None:
             kind = made.result.get("measured", {}).get("devices", "").partition(" x ")[2]
-            here = kind == "cpu" and made.provenance.get("host") == socket.gethostname()
-            if here if chip is None else chip_of(kind) is chip:
+            here = chip or made.provenance.get("host") == socket.gethostname()
+            if here and _is(kind, chip):
                 yield Checkpoint(path, made)
 
 
@@ -109,11 +102,17 @@ def fields(attempts: Sequence[AttemptTime]) -> dict[str, Any]:
     return {**_startup(attempts), **_saves(attempts, 1.0), **_steps(attempts)}
 
 
-def _on(attempts: Sequence[AttemptTime], chip: Chip | None, devices: int) -> list[AttemptTime]:
-    def same(device: str) -> bool:
-        return device == "cpu" if chip is None else chip_of(device) is chip
+def _on(attempts: Sequence[AttemptTime], devices: Devices) -> list[AttemptTime]:
+    count, chip = devices.count, devices.chip
+    return [each for each in attempts if each.devices == count and _is(each.device, chip)]
 
-    return [each for each in attempts if same(each.device) and each.devices == devices]
+
+def _is(kind: str, name: str) -> bool:
+    """Whether JAX's name of a device is that of a chip; of a CPU for ""."""
+    if not name:
+        return kind == "cpu"
+    chip = chip_of(kind)
+    return chip is not None and chip.name == name
 
 
 def _startup(attempts: Sequence[AttemptTime]) -> dict[str, Any]:

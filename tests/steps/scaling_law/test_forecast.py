@@ -29,7 +29,7 @@ def run(loss=math.nan, *, data="data", model=tiny, optimizer=ADAM, splits=(), **
     return described(data, model, canonical(optimizer), config, splits, loss)
 
 
-def oracle(points, target, draws=4_000_000):
+def oracle(points, target, draws=1_000_000):
     """The posterior of the loss, by weights of samples of all parameters from their priors."""
     random = np.random.default_rng(1)
     tokens, losses = np.array(points).T
@@ -50,7 +50,7 @@ def oracle(points, target, draws=4_000_000):
 
 @pytest.mark.parametrize(
     ("losses", "target"),
-    [([4.0, 3.6], 1600), ([4.0, 3.6, 3.3], 400), ([4.0, 3.6, 3.35], 1600), ([4.0, 3.6], 50)],
+    [([4.0, 3.6], 50), ([4.0, 3.6], 1600), ([4.0, 3.6, 3.35], 1600)],
 )
 def test_the_law_of_tokens_is_the_posterior_of_its_priors(losses, target):
     """Against samples of every parameter, with runs of 100, 200 and 400 steps."""
@@ -101,13 +101,13 @@ def test_three_runs_of_the_model_itself_come_before_other_sizes():
 
 
 def test_the_interval_of_both_has_its_share():
-    """30 ladders with noise of 1 %: eight in ten hold a run twice as large and as long."""
+    """20 ladders with noise of 1 %: eight in ten hold a run twice as large and as long."""
     wanted, inside = run(model=sized(128), steps=800), 0
-    for seed in range(30):
+    for seed in range(20):
         found = forecast(wanted, grid(0.01, seed))
         truth = law(wanted.point.parameters, wanted.point.tokens, 0.01, 10_000 + seed)
         inside += found.low <= truth <= found.high
-    assert 19 <= inside <= 29  # at a share of 0.8, fewer or more have less than 2 % each
+    assert 12 <= inside <= 19  # at a share of 0.8, fewer or more have less than 2 % each
 
 
 @pytest.mark.parametrize(

@@ -286,27 +286,14 @@ def test_what_cannot_fit_is_refused_with_three_that_do():
     assert "short by" in lines[0]
     assert len(lines) == 4
     run = declared_run(node(**settings), {})
-    assert not memory.fit(run.model, run.optimizer, run.train, run.hardware).fits
+    assert not memory.fits(memory.step_on(run.hardware, run.model, run.optimizer, run.train))
     applied = 0
     for text, train, hardware in memory._changes(run):
         if any(line.strip().startswith(f"{text}:") for line in lines[1:]):
-            found = memory.fit(run.model, run.optimizer, train, hardware)
-            assert found.estimate.total <= found.limit == 31.25 * GIB
+            found = memory.step_on(hardware, run.model, run.optimizer, train)
+            assert found.estimate.total <= memory.limit_of(found) == 31.25 * GIB
             applied += 1
     assert applied == 3
-
-
-@pytest.mark.slow
-def test_a_run_stops_at_the_refusal(tmp_path, capsys):
-    """Fault 36: before Ray starts, a slice is asked for or a step runs."""
-    flags = ["--model.layers", "96", "--model.embed", "8192", "--training.remat", "none"]
-    with pytest.raises(SystemExit) as stop:
-        experiment.main(["run", "--prefix", str(tmp_path), *flags])
-    said = capsys.readouterr()
-    assert stop.value.code == 1
-    assert "does not fit v6e-16 by formula" in said.err
-    assert "Ray" not in said.out
-    assert not [path for path in tmp_path.glob("sample-*") if (path / "manifest.json").exists()]
 
 
 @pytest.mark.slow

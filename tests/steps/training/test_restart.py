@@ -7,6 +7,7 @@ import itertools
 import json
 import os
 import signal
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -56,48 +57,30 @@ def check_progress(events: list[dict[str, Any]]) -> None:
 
 
 @pytest.mark.slow
-def test_training_continues_from_checkpoints_of_other_code(tmp_path):
-    """An edit drops none of them, and is said in one line."""
-    stopped: list[int] = []
+def test_the_next_attempt_takes_over_checkpoints_and_programs(tmp_path, no_shared_cache):
+    """Also of other code, which is said in one line; the finished output has no program."""
+    stopped: list[str] = []
+    kept: list[Path] = []
 
     class Events(list):
         def append(self, event):
             super().append(event)
             if event["event"] == "progress" and event.get("unit") == "steps" and not stopped:
-                stopped.append(1)
+                stopped.append("")
                 os.kill(os.getpid(), signal.SIGTERM)
-            if event["event"] == "retried":  # as if another attempt's code had written them
-                for path in tmp_path.rglob("train-*/ledger/*/*.json"):
+            if event["event"] == "retried":
+                kept.extend(tmp_path.rglob("compiled/*/jit_train_step-*"))
+                for path in tmp_path.rglob("train-*/ledger/*/*.json"):  # as if of other code
                     record = json.loads(path.read_text())
                     path.write_text(json.dumps({**record, "code": "0123456789abcdef"}))
 
     events: list[dict[str, Any]] = Events()
-    bring_up(str(tmp_path), _node(), events=events)
-    warned = [event["message"] for event in events if event["event"] == "warning"]
-    assert warned == ["continues from what other code wrote"]
-    phases = [event["phase"] for event in events if event["event"] == "phase"]
-    assert [phase for phase in phases if phase.startswith("resumed from step ")]
-    check_invariants(str(tmp_path))
-
-
-@pytest.mark.slow
-def test_the_next_attempt_does_not_compile_and_nothing_of_it_is_left(tmp_path, no_shared_cache):
-    """Its rows say so; the finished output has no program."""
-    kept: list[str] = []
-
-    class Events(list):
-        def append(self, event):
-            super().append(event)
-            if event["event"] == "progress" and event.get("unit") == "steps" and not kept:
-                kept.append("")
-                os.kill(os.getpid(), signal.SIGTERM)
-            if event["event"] == "retried":
-                kept.extend(path.name for path in tmp_path.rglob("compiled/*/jit_train_step-*"))
-
-    events = Events()
     execution = bring_up(str(tmp_path), _node(), events=events)
     check_progress(events)
-    assert len(kept) == 2
+    warned = [event["message"] for event in events if event["event"] == "warning"]
+    assert warned == ["continues from what other code wrote"]
+    check_invariants(str(tmp_path))
+    assert len(kept) == 1
     (found,) = [
         each for each in execution.published.values() if "checkpoint" in each.manifest.result
     ]

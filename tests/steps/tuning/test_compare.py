@@ -159,14 +159,14 @@ def test_what_does_not_fit_says_by_how_much(every):
 
 def test_the_table_fits_a_terminal():
     """All but the commands, which are to be copied."""
-    lines = plan("--on", "all").splitlines()
+    lines = plan("--on", "v6e,v7x,h100").splitlines()
     assert max(len(line) for line in lines if "ponente run" not in line) <= 100
     assert sum("ponente run" in line for line in lines) == 2
     assert "no public price" in next(line for line in lines if line.startswith("v7x-32"))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("hardware", ["v6e-8", "v5e-16", "8xa100"])
+@pytest.mark.parametrize("hardware", ["v6e-8", "8xa100"])
 def test_the_fastest_is_that_of_all_layouts(hardware):
     """By brute force: every layout under every remat policy that the search tries."""
     file = str(ROOT / "experiments" / "nanopt_1b.py")
@@ -253,9 +253,9 @@ def test_commands_make_the_plans_and_keep_the_key_where_nothing_changes(layouts)
         node = train_node(*flags)
         keys[changes] = node.key
         run = declared_run(node, {})
-        fit = memory.fit(run.model, run.optimizer, run.train, run.hardware)
-        assert int(fit.estimate.total) == found["need_bytes"]
-        assert fit.train.remat != "auto"
+        step = memory.step_on(run.hardware, run.model, run.optimizer, run.train)
+        assert int(step.estimate.total) == found["need_bytes"]
+        assert step.train.remat != "auto"
     own = train_node().key
     assert keys["nothing"] == own
     assert own not in {key for changes, key in keys.items() if changes != "nothing"}
@@ -306,7 +306,7 @@ def test_the_next_is_asked_where_the_compiler_refuses(declared, monkeypatch):
     assert len(set(asked)) == len(asked)
     chosen = after.chosen()
     assert chosen[ROUNDING].compiled == {"fits": True, "peak_gib": 20.0, "need_gib": 40.0}
-    assert after.best(MODEL).candidate.train.microbatches >= 2
+    assert after.best(MODEL).run.train.microbatches >= 2
     assert all(train.steps for _, train in asked)
 
 
