@@ -102,7 +102,7 @@ def _facts(node: Node, results: Results) -> Facts:
         run = declared_run(_training(each)[0], results)
         if run is None or run.steps is None:
             return Facts()
-        points.append(point_of(each.label, run.model, run.train, math.nan))
+        points.append(point_of(each.label, run.model, run.whole, math.nan))
     reason = why_not_two_variables(points)
     if reason:
         try:

@@ -1,6 +1,6 @@
 """GGUF files against the models they are made of, read by `transformers` and by `gguf`.
 
-What llama.cpp computes from them is in `tests.bench.llama_cpp`.
+What llama.cpp computes from them is in `tests.bench.gguf_export`.
 """
 
 from __future__ import annotations

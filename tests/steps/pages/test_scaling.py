@@ -259,6 +259,18 @@ def test_plan_says_which_law_the_runs_will_determine():
     assert "\n" not in refused
 
 
+def test_the_plan_counts_batches_that_change():
+    """The FLOPs of a ladder are the budgets, also where the batch grows."""
+    train = dataclasses.replace(TRAIN, batch_schedule=((200, 64),))
+
+    def growing(model, tokens):
+        return as_trained(SEQUENCES, model, OPTIMIZER, train, tokens=tokens)
+
+    node = as_node(scaling(ladder(growing, MODELS, flops=BUDGETS, length=LENGTH)))
+    found = facts.state([node], {})[node.key].data["flops"]
+    assert found == pytest.approx(4 * sum(BUDGETS), rel=5e-3)
+
+
 def test_scores_are_of_the_run_that_was_scored():
     """Declared: runs and scores can be mixed, and the law's runs are those behind them."""
     scored = [evaluate(run) for run in rungs()]
