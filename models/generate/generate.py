@@ -1,9 +1,8 @@
 """Completion of prompts, all at once or streamed a few tokens at a time.
 
-`stream` runs the prompts in one forward pass and then loops on the device with a KV cache (see
-`models.generate.kv_cache`), one token of every row per iteration. The host receives the new tokens
-of several iterations at once. Each row ends after its EOS or its last token, and its tokens do not
-depend on the other rows.
+`stream` runs the prompts in one forward pass and then loops on the device with a KV cache, one
+token of every row per iteration. The host receives those of several iterations at once. Each row
+ends after its EOS or its last token, and its tokens do not depend on the other rows.
 
 Few programs are compiled: the lengths of the prompts and of the cache are rounded up (see
 `bucket_length`), and sampling, the EOS and all lengths are traced arguments.
@@ -41,19 +40,12 @@ Prompts = Sequence[Sequence[int]]
 
 
 class State(eqx.Module):
-    """The state of decoding: everything the next token depends on except the model.
-
-    Attributes:
-        cache: keys and values of all positions before `position`.
-        token: int32 [batch], the newest token of each row; not in the cache yet.
-        position: int32 [batch], the position of `token`.
-        left: int32 [batch], tokens that may still follow; 0 for a row that has ended.
-    """
+    """The state of decoding: everything the next token depends on except the model."""
 
     cache: KVCache
-    token: Array
-    position: Array
-    left: Array
+    token: Array  # int32 [batch], the newest token of each row; not in the cache yet
+    position: Array  # int32 [batch], that of `token`
+    left: Array  # int32 [batch], tokens that may still follow; 0 for a row that has ended
 
 
 def generate(
@@ -66,14 +58,8 @@ def generate(
 ) -> list[list[int]]:
     """The tokens that follow each prompt; see `stream`."""
     written: list[list[int]] = [[] for _ in prompts]
-    for parts in stream(
-        model,
-        prompts,
-        new_tokens=new_tokens,
-        sampling=sampling,
-        eos_id=eos_id,
-        tokens_per_yield=MAX_TOKENS_PER_CALL,
-    ):
+    how = {"sampling": sampling, "eos_id": eos_id, "tokens_per_yield": MAX_TOKENS_PER_CALL}
+    for parts in stream(model, prompts, new_tokens=new_tokens, **how):
         for row, part in zip(written, parts, strict=True):
             row += part
     return written
@@ -107,17 +93,13 @@ def stream(
         )
     rules = Rules.of(sampling or Sampling())
     parts = _stream(model, prompts, new_tokens, rules, eos_id, tokens_per_yield)
-    return _fixed(parts, model)
 
-
-def _fixed(parts: Iterator[list[list[int]]], model: Transformer) -> Iterator[list[list[int]]]:
-    """`parts`, each computed with `fixed_numerics`, which the caller's code does not run in."""
-    while True:
+    def fixed() -> list[list[int]] | None:
+        """The next part with `fixed_numerics`, which the caller's code does not run in."""
         with fixed_numerics(), exact_products(model.embedding.dtype):
-            part = next(parts, None)
-        if part is None:
-            return
-        yield part
+            return next(parts, None)
+
+    return iter(fixed, None)
 
 
 def _stream(
@@ -298,8 +280,7 @@ _split = jax.jit(split_layers)
 def next_token_logits(model: Transformer, rows: np.ndarray) -> np.ndarray:
     """Float32 logits [batch, position, vocab] of ids [batch, position].
 
-    Rows are padded at the end to a rounded length, so that few lengths are compiled; the causal
-    mask hides the padding.
+    Rows are padded to a rounded length, so that few are compiled; the causal mask hides the rest.
     """
     vocab, context = model.config.vocab_size, model.config.context
     if not 0 <= rows.min() <= rows.max() < vocab:

@@ -87,11 +87,8 @@ def nucleus(logits: Array, top_k: Array, top_p: Array) -> Array:
             logits, lambda kept: jnp.sum(jnp.where(kept, probabilities, 0.0), axis=-1) >= top_p
         )
 
-    def same(logits: Array) -> Array:
-        return logits
-
-    logits = jax.lax.cond(top_k < logits.shape[-1], by_rank, same, logits)
-    return jax.lax.cond(top_p < 1, by_mass, same, logits)
+    logits = jax.lax.cond(top_k < logits.shape[-1], by_rank, lambda same: same, logits)
+    return jax.lax.cond(top_p < 1, by_mass, lambda same: same, logits)
 
 
 def _keep(logits: Array, enough: Callable[[Array], Array]) -> Array:

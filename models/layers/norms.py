@@ -36,20 +36,12 @@ def cast(model: Tree, dtype: DTypeLike) -> Tree:
 
 
 class Norm(eqx.Module):
-    """Normalization over one axis.
+    """Normalization over one axis."""
 
-    Attributes:
-        weight: float32 [over], initially one; None for no weight.
-        bias: float32 [over], initially zero; None for no bias.
-        over: name of the axis.
-        centred: whether to subtract the mean first (LayerNorm).
-        epsilon: added to the mean square.
-    """
-
-    weight: NamedArray | None
+    weight: NamedArray | None  # float32 [over], as is the bias
     bias: NamedArray | None
     over: str = eqx.field(static=True)
-    centred: bool = eqx.field(static=True)
+    centred: bool = eqx.field(static=True)  # whether to subtract the mean first (LayerNorm)
     epsilon: float = eqx.field(static=True)
 
     @staticmethod

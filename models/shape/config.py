@@ -35,8 +35,8 @@ class RopeScaling:
 
     Frequencies of wavelengths above `original_context / low_frequency_factor` are divided by
     `factor`, those of wavelengths below `original_context / high_frequency_factor` stay, and
-    between the two the frequency is interpolated linearly (Llama Team, 2024, arXiv:2407.21783, as
-    in the released code and transformers' `rope_type="llama3"`).
+    between the two they are interpolated linearly (Llama Team, 2024, arXiv:2407.21783, as
+    transformers' `rope_type="llama3"`).
     """
 
     factor: Positive = 8.0

@@ -30,8 +30,6 @@ HBM_BYTES_PER_CYCLE = 937
 
 MOST_PARTIAL_SUMS = 2 * 2**30
 """Bytes per device that the fused backward kernel may allocate for partial sums in one layer."""
-
-
 COSTS = {
     64: {"forward": 3.0, "fused": 5.5, "keys_values": 4.4, "queries": 3.5},
     128: {"forward": 3.1, "fused": 5.5, "keys_values": 4.4, "queries": 3.5},
@@ -154,10 +152,8 @@ def row_cycles(
 ) -> float:
     """Scheduled cycles of both passes for one head of a sequence, with `choose_tiles`."""
     row = ScoreMatrix(position // sequence_shards, position, window)
-    forward, fused, *apart = (
-        _cheapest(row, head_size, kernel)[0]
-        for kernel in ("forward", "fused", "keys_values", "queries")
-    )
+    kernels = ("forward", "fused", "keys_values", "queries")
+    forward, fused, *apart = (_cheapest(row, head_size, kernel)[0] for kernel in kernels)
     return forward + min(fused, sum(apart))
 
 
@@ -224,8 +220,7 @@ def choose_way(
 ) -> Literal["heads", "zigzag", "gathered"]:
     """How `models.attention.context_parallel` divides a sequence's attention over `shards` devices.
 
-    `chunk_fits`: half of a device's positions is a chunk that the kernel can tile. `kv_heads` are
-    those of one device before the all-to-all.
+    `chunk_fits`: the kernel can tile half of a device's positions. `kv_heads`: one device's own.
     """
     if kv_heads % shards == 0:
         return "heads"

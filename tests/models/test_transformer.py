@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from decimal import Decimal
-from functools import partial
 
 import equinox as eqx
 import jax
@@ -14,8 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import models.named as hax
-from models.attention.dispatch import attend
-from models.attention.reference import Mask
 from models.layers.block import rotary_angles
 from models.layers.norms import cast
 from models.shape.config import TransformerConfig
@@ -103,14 +100,6 @@ def test_the_future_does_not_influence_the_past(changed, new, seed):
     np.testing.assert_array_equal(before[:, :changed], after[:, :changed])
 
 
-def first_layer(model, rows, window):
-    """Output of the first block [embed, batch, position]."""
-    x = model.embedding.take("vocab", small.named(rows)).rearrange(("embed", "batch", "position"))
-    angles = rotary_angles(x.resolve_axis("position"), hax.Axis("head_size", 8), 10_000.0)
-    block = next(iter(model.blocks.unstacked()))
-    return block(x, angles, partial(attend, mask=Mask(window), backend="reference"))[0].array
-
-
 @pytest.mark.parametrize("base", [10_000.0, 500_000.0, 1_000_000.0])
 def test_frequencies_are_rounded_once(base):
     """Of every pair of a head of 128: the nearest float32 of base^(-2i / 128)."""
@@ -118,16 +107,6 @@ def test_frequencies_are_rounded_once(base):
     one = hax.named(np.ones(1, np.int32), "position")
     angles = jax.jit(lambda p: rotary_angles(p, hax.Axis("head_size", 128), base))(one)
     np.testing.assert_array_equal(angles.array[:, 0], exact.astype(np.float32))
-
-
-def test_cast_changes_all_but_norms():
-    """bfloat16 matrices, float32 norm weights, float32 logits, bfloat16 hidden states."""
-    model, rows = cast(small.model(), jnp.bfloat16), small.named(small.tokens())
-    assert model.embedding.dtype == model.blocks.stacked.mlp.up.matrix.dtype == jnp.bfloat16
-    assert model.final_norm.weight.dtype == jnp.float32
-    assert model.blocks.stacked.attention.query_norm.weight.dtype == jnp.float32
-    assert eqx.filter_eval_shape(model.hidden, rows).dtype == jnp.bfloat16
-    assert eqx.filter_eval_shape(model.logits, rows).dtype == jnp.float32
 
 
 @pytest.mark.slow

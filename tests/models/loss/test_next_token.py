@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import re
 
@@ -12,10 +13,13 @@ import numpy as np
 import pytest
 
 import models.named as hax
+from models.generate.generate import generate
+from models.generate.sampling_config import Sampling
 from models.layers.axes import MeshAxes
 from models.loss.next_token import next_token_loss, score_tokens
-from models.transformer import Forward
+from models.transformer import Forward, Transformer
 from tests.models import reference, small
+from tests.models.loss.test_cross_entropy import padded
 
 SHAPES = {
     "tied": {},
@@ -177,3 +181,47 @@ def test_devices_give_what_one_gives(axes):
         got, got_each = spread(model), each(model, rows)
     assert small.relative(got, want) < 2e-5
     assert small.relative(got_each, want_each) < 2e-5
+
+
+def two_models(**changes) -> tuple[Transformer, Transformer]:
+    """One of 61 ids, and the same with tables of 64 rows, the last of them loud."""
+    plain_model = small.model(**changes)
+    config = dataclasses.replace(plain_model.config, vocab_multiple=32)
+    shapes = jax.eval_shape(lambda: Transformer.init(config, key=jax.random.key(0)))
+    leaves, structure = jax.tree.flatten(shapes)
+    pairs = zip(leaves, jax.tree.leaves(plain_model), strict=True)
+    filled = [x if x.shape == shape.shape else padded(x, 64) for shape, x in pairs]
+    return plain_model, jax.tree.unflatten(structure, filled)
+
+
+@pytest.mark.slow
+def test_a_padded_model_trains_as_the_other():
+    """Objective and gradients of all parameters; the tables' padding has a gradient of zero."""
+    model, wide = two_models(layers=1, tied=False)
+    rows = small.named(small.tokens())
+    assert wide.Vocab.size == 64
+
+    def objective(m):
+        return next_token_loss(m, rows, z_loss=0.01).objective
+
+    np.testing.assert_allclose(small.run(objective, wide), small.run(objective, model), rtol=1e-6)
+    want = small.leaves(small.gradient(objective, model))
+    for path, got in small.leaves(small.gradient(objective, wide)).items():
+        if got.shape != want[path].shape:
+            assert not np.asarray(got[61:]).any()
+            got = got[:61]
+        assert small.relative(got, want[path]) < 1e-5, path
+
+
+@pytest.mark.slow
+def test_a_padded_model_scores_and_writes_as_the_other():
+    """Token losses, logits of the ids alone, and samples: padding is never drawn."""
+    model, wide = two_models(layers=1)
+    rows = small.named(small.tokens())
+    for function in (lambda m: score_tokens(m, rows)[0].array, lambda m: m.logits(rows).array):
+        want = small.run(function, model)
+        np.testing.assert_allclose(small.run(function, wide), want, rtol=1e-5, atol=1e-5)
+    how = Sampling(temperature=1.0, top_k=20)
+    prompts = small.tokens(batch=3, position=5).tolist()
+    want = generate(model, prompts, new_tokens=12, sampling=how)
+    assert generate(wide, prompts, new_tokens=12, sampling=how) == want
