@@ -12,7 +12,6 @@ import steps
 from data.cache.token_array import TokenArray
 from models.generate.generate import generate
 from models.hf.architectures import to_json
-from pipeline.graph.step import as_node
 from pipeline.store import storage
 from steps.exchange.hf.tokenizer_files import write_tokenizer_files
 from tests.pipeline.helpers import bring_up
@@ -178,20 +177,3 @@ def check_cards(out, trained):
     config = json.loads(storage.read_bytes(f"{out.folder}/config.json"))
     assert config["rope_theta"] == config["rope_parameters"]["rope_theta"] == SHAPE.rope_base
     assert to_json(SHAPE, LENGTH).items() <= config.items()
-
-
-def test_bfloat16_is_the_default(store, trained):
-    """Rounded to nearest, half as large."""
-    import torch
-
-    tokens, sequences = tokens_of(store)
-    del tokens
-    node = steps.train(
-        sequences, MINI.model, MINI.optimizer, MINI.training, epochs=1, sample_prompts=("The",)
-    )
-    assert trained.endswith(as_node(node).directory)
-    half = tensors_in(built(store, steps.export_hf(node), steps.HuggingFaceModel).folder)
-    whole = steps.export_hf(node, dtype="float32")
-    for name, values in tensors_in(built(store, whole, steps.HuggingFaceModel).folder).items():
-        want = torch.tensor(values).bfloat16().view(torch.int16).numpy()
-        np.testing.assert_array_equal(half[name].view(np.int16), want)
