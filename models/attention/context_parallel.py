@@ -128,11 +128,8 @@ class Exchange:
         Device d holds chunks 2d and 2d + 1. Even chunks of the front half go to even devices, those
         of the back half to odd devices: each device receives one even and one odd chunk.
         """
-        chunks = range(which, 2 * self.shards, 2)
-        return [
-            (chunk // 2, chunk if chunk < self.shards else 2 * self.shards - 1 - chunk)
-            for chunk in chunks
-        ]
+        last = 2 * self.shards - 1
+        return [(chunk // 2, min(chunk, last - chunk)) for chunk in range(which, last + 1, 2)]
 
     def _front_to_back(self, a: Array, b: Array, axis: int) -> Array:
         """`a` before `b` on even devices, `b` before `a` on odd ones."""

@@ -1,8 +1,8 @@
 """The back end of our own TPU kernel: its tiles, its derivative, and sequences on several devices.
 
 One key/value head serves several query heads, and a grid step has one sequence, so nothing is
-repeated or batched. Where arrays are sharded the kernel runs under `jax.shard_map`, because the
-compiler cannot partition a kernel; for sharded positions see `models.attention.context_parallel`.
+repeated or batched. Sharded arrays are under `jax.shard_map`: the compiler cannot partition a
+kernel. For sharded positions see `models.attention.context_parallel`.
 """
 
 from __future__ import annotations
@@ -83,9 +83,8 @@ def ponente(
 ) -> Array:
     """Attention output [batch, heads, head_size, position] in the queries' dtype.
 
-    `q_BHSP` are scaled queries [batch, heads, head_size, position], those of one key/value head
-    adjacent, `k_BKSP` and `v_BKSP` [batch, kv_heads, head_size, position]. `mesh_axes`
-    divide the arrays over the current mesh; None for one device.
+    Queries are scaled and have the output's axes, those of one key/value head adjacent; keys and
+    values are [batch, kv_heads, head_size, position]. `mesh_axes` divide them over the mesh.
     """
 
     def local(firsts: tuple[Any, ...], q: Array, k: Array, v: Array, *ids: Array | None) -> Array:

@@ -119,9 +119,8 @@ def splash(
 ) -> Array:
     """Attention output [batch, heads * head_size, position] in the queries' dtype.
 
-    `q_BHPD` are scaled queries [batch, heads, position, head_size], those of one key/value head
-    adjacent, `k_BKPD` and `v_BKPD` [batch, kv_heads, position, head_size]. `mesh_axes` divide the
-    arrays over the current mesh; None for one device.
+    Queries are scaled [batch, heads, position, head_size], those of one key/value head adjacent;
+    keys and values [batch, kv_heads, position, head_size]. `mesh_axes` divide them over the mesh.
     """
     batch, heads, position, head_size = q_BHPD.shape
     window, soft_cap, ids_BP = mask.window, mask.soft_cap, mask.ids_BP

@@ -11,6 +11,7 @@ Few programs are compiled: the lengths of the prompts and of the cache are round
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 import equinox as eqx
 import jax
@@ -82,8 +83,7 @@ def stream(
         eos_id: the token that ends a row; it is included in the result.
         tokens_per_yield: tokens per row between two yields, at most `MAX_TOKENS_PER_CALL`.
 
-    Raises:
-        InputError: an argument is out of range; raised by the call, not by the first iteration.
+    Raises `InputError` for arguments out of range, at the call, not at the first iteration.
     """
     check(model.config, prompts, new_tokens)
     if not 1 <= tokens_per_yield <= MAX_TOKENS_PER_CALL:
@@ -160,10 +160,9 @@ def check(config: TransformerConfig, prompts: Prompts, new_tokens: int) -> None:
 
 
 def bucket_length(length: int, config: TransformerConfig) -> int:
-    """`length` rounded up, so that few lengths are compiled.
+    """`length` rounded up to a power of two from 16, from 512 on to a multiple of 512.
 
-    To a power of two of at least 16 up to 512, then to a multiple of 512, and never to more than
-    the learned positions.
+    So few lengths are compiled. Never more than the learned positions.
     """
     rounded = max(16, 1 << (length - 1).bit_length()) if length <= 512 else -(-length // 512) * 512
     return rounded if config.context is None else min(rounded, config.context)
@@ -214,8 +213,7 @@ def begin(
 ) -> State:
     """The state after the prefill and the choice of each row's first new token.
 
-    `tokens` and `lengths` are those of `pad_prompts`, `eos` may be `NO_TOKEN`, and `positions` is
-    the number of slots of the cache.
+    `tokens` and `lengths` are those of `pad_prompts`; the cache has `positions` slots.
     """
     rows = jnp.arange(tokens.shape[0])
     hidden, cache = prefill(
@@ -300,9 +298,7 @@ def next_token_logits(model: Transformer, rows: np.ndarray) -> np.ndarray:
     return np.asarray(logits)[:, : rows.shape[1]]
 
 
-def _forward_rows(model: Transformer, tokens: Array, *, backend: str) -> Array:
+@partial(jax.jit, static_argnames="backend")
+def _logits_of_rows(model: Transformer, tokens: Array, *, backend: str) -> Array:
     forward = Forward(backend=backend)
     return model.logits(hax.named(tokens, (BATCH, POSITION)), forward=forward).array
-
-
-_logits_of_rows = jax.jit(_forward_rows, static_argnames="backend")

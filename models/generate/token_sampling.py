@@ -40,8 +40,8 @@ class Rules(eqx.Module):
     def of(cls, sampling: Sampling) -> Rules:
         """The settings as arguments of a compiled program.
 
-        Devices may take numbers below float32's smallest normal one for 0: such a temperature is
-        greedy, and such a `top_p` keeps the likeliest token.
+        A device may take numbers below float32's smallest normal one for 0: such a temperature is
+        greedy, such a `top_p` keeps the likeliest token.
         """
         cold = sampling.temperature < _SMALLEST
         return cls(
@@ -94,8 +94,7 @@ def nucleus(logits: Array, top_k: Array, top_p: Array) -> Array:
 def _keep(logits: Array, enough: Callable[[Array], Array]) -> Array:
     """The smallest set of each row's largest logits that is `enough`, the rest minus infinity.
 
-    `enough` maps the kept tokens, boolean [rows, vocab], to boolean [rows], and stays true when
-    more are kept.
+    `enough` maps kept tokens, boolean [rows, vocab], to boolean [rows]; with more it stays true.
     """
     ranks = _ranks(logits)
 
@@ -111,8 +110,7 @@ def _keep(logits: Array, enough: Callable[[Array], Array]) -> Array:
 def _ranks(x: Array) -> Array:
     """Map float32 to uint32 in the same order; -0.0 and 0.0 have one rank.
 
-    The bits of positive floats are already ordered: setting the sign bit puts them above the
-    negative ones, whose order is reversed by inverting all bits.
+    Positive floats' bits are ordered, and come above the negative ones, whose bits are inverted.
     """
     bits = jax.lax.bitcast_convert_type(x, jnp.uint32)
     sign = jnp.uint32(1 << 31)

@@ -7,7 +7,7 @@ Absent keys have its defaults; unsupported values raise an error.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,9 +54,8 @@ _NANOCHAT: dict[str, Any] = {
 class Architecture:
     """A class of `transformers` for causal language models.
 
-    `fields` are values that a `TransformerConfig` must have; `also` returns further conditions that
-    prevent it, and their words, as "field=value ...". `write` takes and `read` returns a shape and
-    the longest sequence of training.
+    `fields` are values that a `TransformerConfig` must have; `also` returns what else prevents it,
+    as "field=value ...". `write` takes and `read` returns a shape and the longest sequence.
     """
 
     name: str
@@ -64,7 +63,7 @@ class Architecture:
     fields: Mapping[str, Any]
     write: Callable[[TransformerConfig, int], dict[str, Any]]
     read: Callable[[Keys], Read]
-    also: Callable[[TransformerConfig], Iterable[tuple[bool, str]]] = lambda _: ()
+    also: Callable[[TransformerConfig], Iterable[str]] = lambda _: ()
     tensors: Callable[[TransformerConfig], Iterable[Tensor]] = rotary_tensors
 
     def obstacles(self, config: TransformerConfig) -> tuple[str, ...]:
@@ -74,7 +73,7 @@ class Architecture:
             for name, wanted in self.fields.items()
             if getattr(config, name) != wanted
         ]
-        return (*found, *(words for prevents, words in self.also(config) if prevents))
+        return (*found, *self.also(config))
 
 
 def _write_rotary(config: TransformerConfig, positions: int) -> dict[str, Any]:
@@ -310,32 +309,30 @@ def _read_gpt2(keys: Keys) -> Read:
     return config, positions
 
 
-def _window_in(config: TransformerConfig, expected: bool) -> list[tuple[bool, str]]:
+def _window_in(config: TransformerConfig, expected: bool) -> Iterator[str]:
     """Whether all layers have a window where one is expected, or none."""
-    wrong = any((window is not None) != expected for window in config.windows)
-    return [(wrong, f"window_pattern={config.window_pattern!r}")]
+    if any((window is not None) != expected for window in config.windows):
+        yield f"window_pattern={config.window_pattern!r}"
 
 
-def _llama_also(config: TransformerConfig) -> list[tuple[bool, str]]:
-    uneven = config.embed % config.heads != 0
-    return [
-        *_window_in(config, False),
-        (uneven, f"embed={config.embed} (not a multiple of heads)"),
-    ]
+def _llama_also(config: TransformerConfig) -> Iterator[str]:
+    yield from _window_in(config, False)
+    if config.embed % config.heads:
+        yield f"embed={config.embed} (not a multiple of heads)"
 
 
-def _gpt2_also(config: TransformerConfig) -> list[tuple[bool, str]]:
-    other = config.heads * config.head_size != config.embed
-    return [
-        *_window_in(config, False),
-        (config.kv_heads != config.heads, f"kv_heads={config.kv_heads} (not heads)"),
-        (other, f"head_size={config.head_size} (not embed / heads)"),
-    ]
+def _gpt2_also(config: TransformerConfig) -> Iterator[str]:
+    yield from _window_in(config, False)
+    if config.kv_heads != config.heads:
+        yield f"kv_heads={config.kv_heads} (not heads)"
+    if config.heads * config.head_size != config.embed:
+        yield f"head_size={config.head_size} (not embed / heads)"
 
 
-def _nanochat_also(config: TransformerConfig) -> list[tuple[bool, str]]:
-    yarn = isinstance(config.rope_scaling, YarnScaling)
-    return [*_window_in(config, False), (yarn, "rope_scaling=YarnScaling(...)")]
+def _nanochat_also(config: TransformerConfig) -> Iterator[str]:
+    yield from _window_in(config, False)
+    if isinstance(config.rope_scaling, YarnScaling):
+        yield "rope_scaling=YarnScaling(...)"
 
 
 ARCHITECTURES = (

@@ -30,7 +30,7 @@ class Tensor:
     """A tensor in the files of another project.
 
     `mirrored` is the head size where the second half of each head's features has the opposite sign,
-    because the other project rotates in the opposite direction; 0 for the same sign.
+    as the other project rotates in the opposite direction.
     """
 
     name: str
@@ -40,7 +40,7 @@ class Tensor:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The tensor's shape in the files."""
+        """In the files."""
         *front, _ = self.parts[0].shape
         whole = (*front, sum(part.shape[-1] for part in self.parts))
         return whole[::-1] if self.transposed else whole

@@ -1,11 +1,10 @@
 """Embedding lookup in tables that are sharded between steps.
 
-The gradient of a lookup is a scatter-add into a table. By default the compiler lets each device add
-its rows to a whole table and all-reduces the tables. Here they are reduce-scattered: a device
-receives only the part of the table that it stores. With `MeshAxes.split_tables` no device ever has
-a whole table: the ids of the devices that share a table are all-gathered, each device looks up the
-ids that it stores, and a reduce-scatter returns the rows (vocabulary parallelism, Shoeybi et al.,
-2019, arXiv:1909.08053, section 3).
+The gradient of a lookup is a scatter-add into a table. By default the compiler all-reduces the
+devices' whole tables; here they are reduce-scattered to what each device stores. With
+`MeshAxes.split_tables` no device ever has a whole table: the ids of the devices that share one are
+all-gathered, each looks up the ids that it stores, and a reduce-scatter returns the rows
+(vocabulary parallelism, Shoeybi et al., 2019, arXiv:1909.08053, section 3).
 """
 
 from __future__ import annotations

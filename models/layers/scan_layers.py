@@ -2,8 +2,7 @@
 
 Program size and compile time do not grow with depth. Layers that differ in a static property (the
 attention window) are scanned by cycle: with windows S S S L the scan's body has four blocks. Layers
-after the last whole cycle are applied one by one. Remat wraps each block separately, so the cycle
-does not change what the backward pass keeps.
+after the last whole cycle are applied one by one. Remat wraps each block separately.
 """
 
 from __future__ import annotations

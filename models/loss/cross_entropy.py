@@ -43,9 +43,9 @@ _NO_PROBABILITY = -1e9  # exp is 0; finite, so that 0 times the soft cap's deriv
 class IdParts:
     """How the ids of logits [vocab, batch, position] are divided over devices.
 
-    `axes` are mesh axes of the surrounding `shard_map` that divide the ids, in order; empty where
-    every device has all ids. Devices along them have different sequences of the batch. `count` is
-    the number of ids; None where no logits are padding. `wide`: see `MeshAxes.wide_sums`.
+    `axes` are mesh axes of the surrounding `shard_map` that divide the ids, in order; devices along
+    them have different sequences of the batch. `count` is the number of ids; None where no logits
+    are padding. `wide`: see `MeshAxes.wide_sums`.
     """
 
     axes: tuple[str, ...] = ()

@@ -118,10 +118,10 @@ def choose_tiles(
     """The cheapest tile sizes for a sequence length.
 
     Every size is a multiple of 128 that divides the positions it tiles, and all compile within the
-    96 MiB of scoped vector memory that `training.step.state` sets. The backward pass uses the
-    fused kernel where it costs less than the two separate ones: it computes the scores once instead
-    of twice, but writes partial sums of the queries' gradients for every block of keys. It is not
-    used where these exceed `MOST_PARTIAL_SUMS`: they grow with the square of the positions.
+    96 MiB of scoped vector memory that `training.step.state` sets. The fused backward kernel is
+    used where it costs less than the two separate ones: it computes the scores once, but writes
+    partial sums of the queries' gradients for every block of keys, of which `MOST_PARTIAL_SUMS`
+    limits the bytes.
 
     `sequence_shards` devices share a sequence's queries; `position` is a multiple of 128 times
     these. `heads` are the query heads of all sequences that a device computes at once.

@@ -1,9 +1,8 @@
 """Write and read the tokenizer files of `transformers`: tokenizer.json and its configurations.
 
 `AutoTokenizer` of a written folder gives the ids of training. It inserts BOS before a text if the
-tokenizer's own file does; without a BOS of its own, EOS separated the documents in training, so it
-is BOS too. As always in `transformers`, the text of a special token is encoded as that token;
-training encoded it as plain text, as `split_special_tokens=True` does.
+tokenizer's own file does; without a BOS of its own, EOS is BOS too, as it was in training. As
+always in `transformers`, the text of a special token is encoded as that token, unlike in training.
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ from models.generate.generate import generate
 from models.hf.architectures import to_json
 from pipeline.store import storage
 from steps.exchange.hf.tokenizer_files import write_tokenizer_files
+from tests.models.test_transformers import theirs as logits_of
 from tests.pipeline.helpers import bring_up
 from tests.steps.built import built
 from tests.steps.exchange.hf_folders import NEEDS_ORACLE
@@ -57,14 +58,6 @@ def theirs(store, trained, tmp_path_factory):
     return folder, model
 
 
-def numbers(model, rows):
-    """Logits of a model of `transformers`, float32."""
-    import torch
-
-    with torch.no_grad():
-        return model(torch.tensor(rows)).logits.float().numpy()
-
-
 def loaded(folder, **more):
     """What `transformers` makes of a folder, and its tokenizer."""
     import torch
@@ -101,10 +94,10 @@ def test_there_and_back_has_the_same_bits(store, theirs):
         np.testing.assert_array_equal(found[name], values, err_msg=name)
     again, _ = loaded(out.folder, attn_implementation="eager")
     rows = np.random.default_rng(0).integers(0, SHAPE.vocab_size, (2, 40))
-    np.testing.assert_array_equal(numbers(again, rows), numbers(model, rows))
+    np.testing.assert_array_equal(logits_of(again, rows), logits_of(model, rows))
     ours = steps.load(built(store, imported, steps.Checkpoint))
-    gap = np.abs(np.stack([ours(row) for row in rows]) - numbers(model, rows)).max()
-    assert gap < 1e-4 * np.abs(numbers(model, rows)).max()
+    gap = np.abs(np.stack([ours(row) for row in rows]) - logits_of(model, rows)).max()
+    assert gap < 1e-4 * np.abs(logits_of(model, rows)).max()
 
 
 def test_an_imported_model_is_evaluated_and_trained_on(store, theirs):
