@@ -54,7 +54,6 @@ class _Plan(NamedTuple):
         return jnp.pad(x, widths)
 
     def take(self, x: Array, block: Array, axis: int) -> Array:
-        """One block of `x`."""
         return jax.lax.dynamic_slice_in_dim(x, block * self.size, self.size, axis)
 
 

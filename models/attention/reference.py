@@ -29,7 +29,6 @@ class Mask:
 
     @property
     def ids_BP(self) -> Array | None:
-        """`segment_ids` as an array."""
         ids = self.segment_ids
         return None if ids is None else ids.rearrange((BATCH, POSITION)).array
 

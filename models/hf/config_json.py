@@ -67,7 +67,6 @@ class Architecture:
     tensors: Callable[[TransformerConfig], Iterable[Tensor]] = rotary_tensors
 
     def obstacles(self, config: TransformerConfig) -> tuple[str, ...]:
-        """The fields that prevent a shape from having this architecture."""
         found = [
             f"{name}={getattr(config, name)!r}"
             for name, wanted in self.fields.items()

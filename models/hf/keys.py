@@ -31,7 +31,6 @@ _OPTIONAL = ("beta_fast", "beta_slow", "attention_factor")
 
 
 def write_rope(config: TransformerConfig) -> dict[str, Any]:
-    """The rotary keys of config.json."""
     scaling, base, old = config.rope_scaling, config.rope_base, None
     if scaling is not None:
         yarn = isinstance(scaling, YarnScaling)
@@ -137,7 +136,6 @@ class Keys:
         return default if value is None else value
 
     def has(self, name: str) -> bool:
-        """Whether a key is present, possibly as null."""
         return name in self._content
 
     def count(self, name: str, default: int | None = None, most: int = _MOST) -> int:
@@ -163,7 +161,6 @@ class Keys:
         return float(value)
 
     def flag(self, name: str, default: bool) -> bool:
-        """True or false. Raises `InputError` for other values."""
         value = self.get(name, default)
         if not isinstance(value, bool):
             raise InputError(f"config.json: {name}: expected true or false, found {value!r:.80}")

@@ -40,7 +40,6 @@ class Tensor:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """In the files."""
         *front, _ = self.parts[0].shape
         whole = (*front, sum(part.shape[-1] for part in self.parts))
         return whole[::-1] if self.transposed else whole

@@ -41,7 +41,6 @@ class TableSplit:
 
     @property
     def spec(self) -> PartitionSpec:
-        """The partition spec of the table and of its gradient."""
         return PartitionSpec(*(None,) * self.dimension, self.axes) if self.axes else PartitionSpec()
 
     def reduce(self, table_VE: Array, tokens: tuple[str, ...]) -> Array:
@@ -129,7 +128,6 @@ class ModelAxes:
 
 
 def model_axes(config: TransformerConfig) -> ModelAxes:
-    """Axes of the parameters that `config` describes."""
     return ModelAxes(
         Vocab=Axis(VOCAB, config.padded_vocab_size),
         Layers=Axis(LAYERS, config.layers),

@@ -131,7 +131,6 @@ class Attention(eqx.Module):
 
     @staticmethod
     def init(config: TransformerConfig, axes: ModelAxes, *, key: jax.Array) -> Attention:
-        """Float32 parameters."""
         keys = jax.random.split(key, 4)
         heads = (axes.KVHeads, axes.QPerKV, axes.HeadSize)
         kv = (axes.KVHeads, axes.HeadSize)
@@ -191,7 +190,6 @@ class Mlp(eqx.Module):
 
     @staticmethod
     def init(config: TransformerConfig, axes: ModelAxes, *, key: jax.Array) -> Mlp:
-        """Float32 parameters."""
         gate, up, down = jax.random.split(key, 3)
         wide, scale = ((axes.Embed,), (axes.Mlp,), config), config.mlp_init_scale
         return Mlp(

@@ -33,7 +33,6 @@ class _Sharding:
     def map(
         self, run: Callable[..., Array], *arrays: Array, specs: Any, out: PartitionSpec
     ) -> Array:
-        """`run` on every device's shard of `arrays`."""
         return jax.shard_map(
             run,
             mesh=self.mesh,

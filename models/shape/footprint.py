@@ -71,7 +71,6 @@ class Footprint:
 
 @functools.lru_cache(256)
 def footprint(model: TransformerConfig) -> Footprint:
-    """What the cost model asks of a shape."""
     queries, keys = model.heads * model.head_size, model.kv_heads * model.head_size
     inputs = {"queries": queries, "keys": keys, "values": keys}
     inputs |= {"gate": model.mlp if model.mlp_kind == "swiglu" else 0, "up": model.mlp}

@@ -198,7 +198,6 @@ def _cheapest(
 
 
 def _cycles(row: ScoreMatrix, tile: tuple[int, int], head_size: int, kernel: str) -> float:
-    """Cycles of one head of one sequence."""
     block_q, block_kv = tile
     grid = row.grid(tile, kernel)
     nearest = min(COSTS, key=lambda known: abs(known - head_size))

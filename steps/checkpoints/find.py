@@ -174,7 +174,6 @@ class _Candidate:
         return self.shard.root.split("/")[1], self.shard.result["step"]
 
     def trained(self) -> Trained:
-        """The checkpoint with its model and training."""
         if finished := isinstance(self.record, Manifest):
             about: Mapping[str, Any] = self.record.result
             sequences = Checkpoint(self.root, self.record).input_paths.get("sequences")

@@ -34,7 +34,6 @@ def write_cards(
     license: str,
     source_licenses: Sequence[str],
 ) -> None:
-    """Write README.md and DATA.md."""
     ancestors = lineage([model.path])
     known = known_licenses(ancestors)
     card = [*_front(license), f"# {name}", "", *_model(model, written), *_use(model)]

@@ -122,7 +122,6 @@ def _plan(
 
 
 def _write(writer: GGUFWriter, planned: Sequence[_Planned]) -> None:
-    """Write the whole file in one pass."""
     for name, shape, kind, _ in planned:
         size = math.prod(quant_shape_to_byte_shape(shape, kind))
         writer.add_tensor_info(name, shape, np.dtype(np.float32), size, raw_dtype=kind)
@@ -142,7 +141,6 @@ def _write(writer: GGUFWriter, planned: Sequence[_Planned]) -> None:
 
 
 def _describe(writer: GGUFWriter, model: FolderModel) -> None:
-    """Write the hyperparameters."""
     config = model.config
     writer.add_block_count(config.layers)
     writer.add_context_length(model.positions)

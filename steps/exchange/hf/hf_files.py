@@ -145,7 +145,6 @@ class Tensors:
             return opened.get_tensor(name)
 
     def equal(self, one: str, other: str) -> bool:
-        """Whether two tensors of one shape have the same values."""
         with self._open(self._files[one]) as first, self._open(self._files[other]) as second:
             left, right = first.get_slice(one), second.get_slice(other)
             rows = left.get_shape()[0]

@@ -148,7 +148,6 @@ def write_shard(
 
 
 def write_configs(folder: str, export: Export) -> None:
-    """Write config.json and generation_config.json."""
     tokenizer = export.tokenizer
     bos, eos = (None, None) if tokenizer is None else (tokenizer.bos_id, tokenizer.eos_id)
     special: dict[str, Any] = {"bos_token_id": bos, "eos_token_id": eos}
