@@ -37,10 +37,7 @@ _before: dict[str, Any] = {}
 
 @contextmanager
 def fixed_numerics() -> Iterator[None]:
-    """A context, or a decorator, in which JAX has the settings `FIXED`, in every thread.
-
-    The caller's own settings come back when the last such context ends.
-    """
+    """A context, or a decorator: until the last ends, JAX has the settings `FIXED` everywhere."""
     global _inside
     with _lock:
         if not _inside:

@@ -1,9 +1,8 @@
 """The transformer: embedding, a scanned stack of pre-norm blocks, a final norm, the output head.
 
-All blocks are one module whose arrays have a "layers" axis (`hax.Stacked`). Remat wraps each block
-in `jax.checkpoint`. Parameters are initialized in float32. A forward pass multiplies in the dtype
-of the parameters that it is given (see `models.layers.norms.cast`); norm statistics, softmax and
-logits are float32.
+All blocks are one module whose arrays have a "layers" axis (`hax.Stacked`). Parameters are made in
+float32. A forward pass multiplies in the dtype of the parameters that it is given (see
+`models.layers.norms.cast`); norm statistics, softmax and logits are float32.
 """
 
 from __future__ import annotations
@@ -49,25 +48,15 @@ Attend = Callable[[NamedArray, NamedArray, NamedArray], NamedArray]
 
 @dataclasses.dataclass(frozen=True)
 class Forward:
-    """How a forward pass is computed; no option changes the result beyond rounding.
+    """How a forward pass is computed; no option changes the result beyond rounding."""
 
-    Attributes:
-        remat: what the backward pass keeps, see `models.shape.remat_names`.
-        backend: the result of `models.attention.backend_choice.choose_backend`.
-        mesh_axes: mesh axes for the code under `jax.shard_map`; None on one device.
-        interpret: run kernels in the Pallas interpreter (tests on the CPU).
-        features_first: order of the activations' axes, see `models.layers.linear`.
-        unroll: cycles of layers per iteration of the compiled loop.
-        gather: all-gathers one layer's parameters before it runs; None for no gather.
-    """
-
-    remat: str = "full"
-    backend: str = "reference"
-    mesh_axes: MeshAxes | None = None
-    interpret: bool = False
-    features_first: bool = False
-    unroll: int = 1
-    gather: Callable[[Any], Any] | None = None
+    remat: str = "full"  # what the backward pass keeps, see `models.shape.remat_names`
+    backend: str = "reference"  # see `models.attention.backend_choice.choose_backend`
+    mesh_axes: MeshAxes | None = None  # for the code under `jax.shard_map`; None on one device
+    interpret: bool = False  # run kernels in the Pallas interpreter (tests on the CPU)
+    features_first: bool = False  # order of the activations' axes, see `models.layers.linear`
+    unroll: int = 1  # cycles of layers per iteration of the compiled loop
+    gather: Callable[[Any], Any] | None = None  # of a layer's parameters, before it runs
 
 
 DEFAULT = Forward()
@@ -91,7 +80,7 @@ class Block(eqx.Module):
         *,
         key: jax.Array,
     ) -> Block:
-        """Float32 parameters; `scales` are those of the residual stream and of the input."""
+        """Float32 parameters; `scales` are `residual_scale` and `input_scale`."""
         attention, mlp = jax.random.split(key, 2)
         return Block(
             attention_norm=Norm.init(axes.Embed, config),
@@ -110,11 +99,9 @@ class Block(eqx.Module):
         start: NamedArray | None = None,
         values: Values = NO_VALUES,
     ) -> tuple[NamedArray, tuple[NamedArray, NamedArray]]:
-        """The residual stream after the block, and the block's keys and values for a KV cache.
+        """The residual stream, with axes and dtype of `x`, and keys and values for a KV cache.
 
-        `angles` are those of `Attention.heads`; `attend` is attention between the positions of `x`,
-        or to a KV cache; `start` is the first block's input. The result has the axes of `x`, in
-        their order, and its dtype.
+        `angles` are those of `Attention.heads`; `start` is the first block's input.
         """
         x = hax.tree_checkpoint_name(x, BLOCK_INPUT)
         x = mixed(x, start, self.residual_scale, self.input_scale)
@@ -140,7 +127,7 @@ class Transformer(eqx.Module):
 
     @staticmethod
     def init(config: TransformerConfig, *, key: jax.Array) -> Transformer:
-        """A model with float32 parameters, distributed as in `models.layers.linear`."""
+        """Float32 parameters, distributed as in `models.layers.linear`."""
         axes = model_axes(config)
         embedding, blocks, of_head = jax.random.split(key, 3)
         table = (axes.Vocab, axes.Embed)
@@ -192,19 +179,14 @@ class Transformer(eqx.Module):
             restarts = _positions_in(segment_ids)
         x, angles = self.embed(tokens, order, forward.mesh_axes, restarts)
         values, start = self.values(tokens, order, forward.mesh_axes), x
-        attention = partial(
-            attend,
-            backend=forward.backend,
-            mesh_axes=forward.mesh_axes,
-            interpret=forward.interpret,
-        )
+        how = {name: getattr(forward, name) for name in ("backend", "mesh_axes", "interpret")}
+        cap, small = self.config.attention_soft_cap, self.config.small_scores
 
         def apply(layer: tuple[Block, Values], x: NamedArray, kind: Kind) -> NamedArray:
             block, values = layer
             block = block if forward.gather is None else forward.gather(block)
-            small = self.config.small_scores
-            mask = Mask(kind[0], self.config.attention_soft_cap, segment_ids, small)
-            return block(x, angles, partial(attention, mask=mask), start, values)[0]
+            attention = partial(attend, mask=Mask(kind[0], cap, segment_ids, small), **how)
+            return block(x, angles, attention, start, values)[0]
 
         policy = checkpoint_policy(forward.remat)
         kinds, unroll = self.config.kinds, forward.unroll
@@ -277,10 +259,7 @@ class Transformer(eqx.Module):
         return self.logits_of(hidden).rearrange((BATCH, POSITION, VOCAB))
 
     def logits_of(self, hidden: NamedArray) -> NamedArray:
-        """Float32 logits [vocab, ...] of hidden states [embed, ...], soft cap applied.
-
-        The vocab axis has the config's `vocab_size` ids: the head's padding gives no logits.
-        """
+        """Float32 logits [vocab, ...] of hidden states [embed, ...], without padding ids."""
         logits = hax.dot(self.output_head, hidden, axis=EMBED, preferred_element_type=jnp.float32)
         if self.config.vocab_size < self.Vocab.size:
             logits = logits[VOCAB, : self.config.vocab_size]

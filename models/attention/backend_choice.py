@@ -44,7 +44,6 @@ def choose_backend(
     """The attention back end for these shapes and devices, and the reason for it.
 
     Args:
-        requested: "auto" or one of `BACKENDS`.
         platform: of the devices that will run the program: "tpu", "cpu" or "gpu" (NVIDIA).
         sequence_shards: devices that share the positions of one sequence.
         normalized: whether queries and keys are, as with QK-norm.

@@ -1,7 +1,7 @@
 """Causal attention in plain JAX that materializes one block of scores at a time.
 
 FlashAttention-2 (Dao, 2023, arXiv:2307.08691, algorithms 1 and 2) over square blocks of scores;
-fully masked ones are skipped. This back end serves devices and shapes without a kernel.
+fully masked ones are skipped. For devices and shapes without a kernel.
 
 Scores are stored as [keys, queries]: the matmuls that take a block of scores, or of their
 gradients, then read it along its rows, and the softmax reduces over a major axis, which vectorizes.
@@ -19,15 +19,11 @@ import jax.numpy as jnp
 from jax import Array
 from jax.ad_checkpoint import checkpoint_name
 
-from models.attention.reference import MASKED, Mask
+from models.attention.reference import MASKED, RESIDUALS, Mask
 
 BLOCK, SHORT_BLOCK = 256, 128
 LONG = 1024
-"""Sequence length from which blocks have `BLOCK` positions.
-
-Small blocks skip more of the masked scores, large ones need fewer loop iterations.
-"""
-RESIDUALS = "attention_residuals"
+"""Positions from which blocks are large: small ones skip more scores, large ones loop less."""
 
 
 class _Plan(NamedTuple):
@@ -58,18 +54,17 @@ class _Plan(NamedTuple):
         return jnp.pad(x, widths)
 
     def take(self, x: Array, block: Array, axis: int) -> Array:
-        """One block of `x`."""
         return jax.lax.dynamic_slice_in_dim(x, block * self.size, self.size, axis)
 
 
-def blockwise(q: Array, k: Array, v: Array, mask: Mask, *, block: int | None = None) -> Array:
+def blockwise(q: Array, k: Array, v: Array, mask: Mask) -> Array:
     """Attention output with the axes and dtype of `q`; softmax statistics are float32.
+
     `q` are scaled queries [batch, position, kv_heads, q_per_kv, head_size], `k` and `v` [batch,
-    position, kv_heads, head_size] in their dtype. A block has at most `block` positions, by default
-    as many as are faster on a CPU.
+    position, kv_heads, head_size] in their dtype.
     """
     position = q.shape[1]
-    blocks = -(-position // (block or (BLOCK if position >= LONG else SHORT_BLOCK)))
+    blocks = -(-position // (BLOCK if position >= LONG else SHORT_BLOCK))
     # Equal blocks need less padding: 300 positions take 3 * 100 instead of 3 * 128.
     plan = _Plan(mask.window, mask.soft_cap, blocks, -(-position // blocks))
     return _attention(plan, q, k, v, mask.ids_BP)

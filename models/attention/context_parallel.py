@@ -13,11 +13,15 @@ Three schemes, inside `jax.shard_map` over the mesh axes that divide the positio
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+
+from models.layers.axes import MeshAxes
+from models.shape.splash_tiles import LANES, choose_way
 
 
 def zigzag_order(position: int, shards: int) -> np.ndarray:
@@ -31,6 +35,22 @@ def zigzag_order(position: int, shards: int) -> np.ndarray:
     return np.concatenate([chunks[chunk] for pair in pairs for chunk in pair])
 
 
+Attend = Callable[[Array, Array, Array, Array | None, Array | None], Array]
+"""Attention of queries, keys, values, and segment ids [batch, position] of queries and of keys."""
+
+
+def divided(
+    mesh_axes: MeshAxes, kv_heads: int, position: int, window: int | None
+) -> tuple[Exchange, str]:
+    """The devices that share a sequence, and the way in which they do; "alone" where none do."""
+    exchange = Exchange(mesh_axes.sequence, mesh_axes.shards(mesh_axes.sequence))
+    if exchange.shards == 1:
+        return exchange, "alone"
+    chunk_fits = position % (2 * exchange.shards * LANES) == 0
+    heads = kv_heads // mesh_axes.shards(mesh_axes.heads)
+    return exchange, choose_way(heads, chunk_fits, window, exchange.shards)
+
+
 @dataclasses.dataclass(frozen=True)
 class Exchange:
     """Collectives between the `shards` devices along `axes`, which share a sequence."""
@@ -38,17 +58,52 @@ class Exchange:
     axes: tuple[str, ...]
     shards: int
 
-    def gather(self, x: Array, axis: int) -> Array:
-        """`x` with all positions along `axis`, by an all-gather."""
-        return jax.lax.all_gather(x, self.axes, axis=axis, tiled=True)
+    def attend(
+        self,
+        attend: Attend,
+        way: str,
+        axis: int,
+        q: Array,
+        k: Array,
+        v: Array,
+        ids: Array | None,
+    ) -> Array:
+        """Attention of this device's positions to all, in one of the ways of `choose_way`.
 
-    def to_heads(self, x: Array, axis: int) -> Array:
-        """All heads (axis 1) of some positions along `axis` to some heads of all positions."""
-        return jax.lax.all_to_all(x, self.axes, split_axis=1, concat_axis=axis, tiled=True)
+        `axis` is that of the positions, also of the result, whose axis 1 are heads or features.
+        """
 
-    def to_positions(self, x: Array, axis: int) -> Array:
-        """Inverse of `to_heads`; axis 1 may be features, those of a head adjacent."""
-        return jax.lax.all_to_all(x, self.axes, split_axis=axis, concat_axis=1, tiled=True)
+        def gather(x: Array, axis: int) -> Array:
+            return jax.lax.all_gather(x, self.axes, axis=axis, tiled=True)
+
+        if way == "alone":
+            return attend(q, k, v, ids, ids)
+        if way == "heads":  # all heads of some positions become some heads of all positions
+            q, k, v = (
+                jax.lax.all_to_all(x, self.axes, split_axis=1, concat_axis=axis, tiled=True)
+                for x in (q, k, v)
+            )
+            ids = None if ids is None else gather(ids, 1)
+            out = attend(q, k, v, ids, ids)
+            return jax.lax.all_to_all(out, self.axes, split_axis=axis, concat_axis=1, tiled=True)
+        q_ids = k_ids = ids
+        if ids is not None:
+            q_ids = self.to_zigzag(ids, 1) if way == "zigzag" else ids
+            k_ids = gather(ids, 1)
+        k, v = gather(k, axis), gather(v, axis)
+        if way == "gathered":
+            return attend(q, k, v, q_ids, k_ids)
+        return self.from_zigzag(attend(self.to_zigzag(q, axis), k, v, q_ids, k_ids), axis)
+
+    def firsts(self, way: str, queries: int) -> tuple[Array | int, ...]:
+        """The positions at which this device's stretches of contiguous queries begin."""
+        if way in ("alone", "heads"):
+            return (0,)
+        device = jax.lax.axis_index(self.axes)
+        if way == "gathered":
+            return (device * queries,)
+        stretch = queries // 2
+        return device * stretch, (2 * self.shards - 1 - device) * stretch
 
     def to_zigzag(self, x: Array, axis: int) -> Array:
         """Exchange this device's contiguous positions along `axis` for those of `zigzag_order`."""
@@ -73,11 +128,8 @@ class Exchange:
         Device d holds chunks 2d and 2d + 1. Even chunks of the front half go to even devices, those
         of the back half to odd devices: each device receives one even and one odd chunk.
         """
-        chunks = range(which, 2 * self.shards, 2)
-        return [
-            (chunk // 2, chunk if chunk < self.shards else 2 * self.shards - 1 - chunk)
-            for chunk in chunks
-        ]
+        last = 2 * self.shards - 1
+        return [(chunk // 2, min(chunk, last - chunk)) for chunk in range(which, last + 1, 2)]
 
     def _front_to_back(self, a: Array, b: Array, axis: int) -> Array:
         """`a` before `b` on even devices, `b` before `a` on odd ones."""

@@ -16,32 +16,9 @@ import jax.numpy as jnp
 from jax import Array
 from jax._src.cudnn import fused_attention_stablehlo as fused
 from jax.ad_checkpoint import checkpoint_name
-from jax.sharding import PartitionSpec
 
+from models.attention.reference import RESIDUALS
 from models.jax_versions import NO_SCORE_MODIFIER, NO_SCORE_MODIFIER_ARRAYS
-from models.layers.axes import MeshAxes
-
-RESIDUALS = "attention_residuals"
-
-
-def cudnn(
-    q_BPHD: Array, k_BPKD: Array, v_BPKD: Array, *, window: int | None, mesh_axes: MeshAxes | None
-) -> Array:
-    """Attention output with the axes and dtype of the queries.
-
-    Queries are scaled, and those of one key/value head are adjacent. `mesh_axes` divide batch and
-    heads. JAX raises `RuntimeError` when cuDNN is not installed.
-    """
-    local = functools.partial(_attention, window)
-    if mesh_axes is None:
-        return local(q_BPHD, k_BPKD, v_BPKD)
-    by_head = PartitionSpec(mesh_axes.batch or None, None, mesh_axes.heads or None)
-    return jax.shard_map(
-        local,
-        in_specs=(by_head, by_head, by_head),
-        out_specs=by_head,
-        check_vma=False,
-    )(q_BPHD, k_BPKD, v_BPKD)
 
 
 def options(window: int | None) -> dict[str, Any]:
@@ -52,7 +29,13 @@ def options(window: int | None) -> dict[str, Any]:
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attention(window: int | None, q: Array, k: Array, v: Array) -> Array:
+def cudnn(window: int | None, q: Array, k: Array, v: Array) -> Array:
+    """Attention output with the axes and dtype of the queries, on one device.
+
+    `q` are scaled [batch, position, heads, head_size], those of one key/value head adjacent; `k`
+    and `v` are [batch, position, kv_heads, head_size]. JAX raises `RuntimeError` when cuDNN is not
+    installed.
+    """
     return jax.nn.dot_product_attention(q, k, v, implementation="cudnn", **options(window))
 
 
@@ -64,8 +47,7 @@ def _forward(
     arrays = (q, k, v, *(absent,) * 7, *NO_SCORE_MODIFIER_ARRAYS)
     out, residuals = fused._dot_product_attention_fwd_rule(*arrays, *_settings(window))
     log_sum_exp, _ = residuals[-2:]  # the last is the output
-    out = checkpoint_name(out, RESIDUALS)
-    log_sum_exp = checkpoint_name(log_sum_exp, RESIDUALS)
+    out, log_sum_exp = (checkpoint_name(x, RESIDUALS) for x in (out, log_sum_exp))
     return out, (q, k, v, out, log_sum_exp)
 
 
@@ -80,7 +62,7 @@ def _backward(
     return q_bar, k_bar, v_bar
 
 
-_attention.defvjp(_forward, _backward)
+cudnn.defvjp(_forward, _backward)
 
 
 def _settings(window: int | None) -> tuple[Any, ...]:

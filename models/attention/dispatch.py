@@ -3,24 +3,25 @@
 `reference` is plain Haliax and materializes all scores in float32. `blockwise` is plain JAX and
 holds one block of scores at a time. `ponente` is our kernel for TPUs, `splash` JAX's, `cudnn` the
 fused kernel for NVIDIA GPUs, `triton` the one for documents there. All compute
-softmax(cap(q k^T)) v with scaled queries: a position attends to itself and to earlier positions of
-its segment, with a window only to the last `window` of these. No back end falls back to another
-silently.
+softmax(cap(q k^T)) v with scaled queries, and none falls back to another silently.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from functools import partial
 
 import jax
+from jax import Array
+from jax.sharding import PartitionSpec
 
 import models.named as hax
 from models.attention.backend_choice import BACKENDS, kernel_obstacle
 from models.attention.blockwise import blockwise
 from models.attention.cudnn import cudnn
 from models.attention.ponente import ponente
-from models.attention.reference import Mask, reference
+from models.attention.reference import RESIDUALS, Mask, reference
 from models.attention.splash import splash
 from models.layers.axes import (
     BATCH,
@@ -34,6 +35,12 @@ from models.layers.axes import (
 )
 from models.named import NamedArray
 from pipeline.errors import InputError
+
+AXES = {
+    "ponente": (BATCH, KV_HEADS, HEAD_SIZE, POSITION),
+    "splash": (BATCH, KV_HEADS, POSITION, HEAD_SIZE),
+}
+"""Order of the axes of keys and values that a back end reads, where positions do not come first."""
 
 
 @jax.named_scope("attention")  # identifies its operations in a profile
@@ -80,57 +87,41 @@ def attend(
     if obstacle is not None:
         raise InputError(f'attention: {backend} cannot run, {obstacle}; use "blockwise"')
     if backend == "reference":
-        return hax.tree_checkpoint_name(reference(q, k, v, mask), "attention_residuals")
-    if backend == "splash":
-        return _attend_splash(q, k, v, mask, mesh_axes, interpret)
-    if backend == "ponente":
-        return _attend_ponente(q, k, v, mask, mesh_axes, interpret)
-    queries = q.rearrange((BATCH, POSITION, KV_HEADS, Q_PER_KV, HEAD_SIZE))
-    keys, values = (x.rearrange((BATCH, POSITION, KV_HEADS, HEAD_SIZE)).array for x in (k, v))
+        return hax.tree_checkpoint_name(reference(q, k, v, mask), RESIDUALS)
+    axes = AXES.get(backend, (BATCH, POSITION, KV_HEADS, HEAD_SIZE))
+    after = axes.index(KV_HEADS) + 1
+    queries = q.rearrange((*axes[:after], Q_PER_KV, *axes[after:]))
+    if backend != "blockwise":
+        queries = queries.flatten_axes((KV_HEADS, Q_PER_KV), HEADS)
+    keys, values = (x.rearrange(axes).array for x in (k, v))
+    arrays = queries.array, keys, values
     if backend == "blockwise":
-        return hax.named(blockwise(queries.array, keys, values, mask), queries.axes)
-    flat = queries.flatten_axes((KV_HEADS, Q_PER_KV), HEADS)
-    if backend == "triton":
+        return hax.named(blockwise(*arrays, mask), queries.axes)
+    if backend == "cudnn":
+        out = _on_devices(partial(cudnn, mask.window), mesh_axes, *arrays)
+    elif backend == "triton":
         from models.attention.triton import triton  # kernels that only a GPU's program imports
 
-        assert mask.segment_ids is not None
-        segment_ids = mask.segment_ids.rearrange((BATCH, POSITION)).array
-        of_gpu = partial(triton, segment_ids_BP=segment_ids, interpret=interpret)
+        out = _on_devices(partial(triton, interpret), mesh_axes, *arrays, mask.ids_BP)
+    elif backend == "ponente":
+        out = ponente(*arrays, mask, mesh_axes=mesh_axes, interpret=interpret)
     else:
-        of_gpu = partial(cudnn, window=mask.window)
-    out = of_gpu(flat.array, keys, values, mesh_axes=mesh_axes)
-    return hax.named(out, flat.axes).unflatten_axis(HEADS, queries.axes[2:4])
+        out = splash(*arrays, mask, mesh_axes=mesh_axes, interpret=interpret)
+        # The kernel merged the heads: [batch, heads * head_size, position].
+        features = tuple(q.resolve_axis(name) for name in (KV_HEADS, Q_PER_KV, HEAD_SIZE))
+        merged = (q.resolve_axis(BATCH), QUERY_FEATURES, q.resolve_axis(POSITION))
+        return hax.named(out, merged).unflatten_axis(QUERY_FEATURES, features)
+    heads = tuple(q.resolve_axis(name) for name in (KV_HEADS, Q_PER_KV))
+    return hax.named(out, queries.axes).unflatten_axis(HEADS, heads)
 
 
-def _attend_splash(
-    q: NamedArray,
-    k: NamedArray,
-    v: NamedArray,
-    mask: Mask,
-    mesh_axes: MeshAxes | None,
-    interpret: bool,
-) -> NamedArray:
-    heads_first = (BATCH, KV_HEADS, POSITION, HEAD_SIZE)
-    queries = q.rearrange((BATCH, KV_HEADS, Q_PER_KV, POSITION, HEAD_SIZE))
-    queries = queries.flatten_axes((KV_HEADS, Q_PER_KV), HEADS)
-    keys, values = (x.rearrange(heads_first).array for x in (k, v))
-    out = splash(queries.array, keys, values, mask, mesh_axes=mesh_axes, interpret=interpret)
-    features = tuple(q.resolve_axis(name) for name in (KV_HEADS, Q_PER_KV, HEAD_SIZE))
-    # The kernel merged the heads: [batch, heads * head_size, position].
-    merged = hax.named(out, (q.resolve_axis(BATCH), QUERY_FEATURES, q.resolve_axis(POSITION)))
-    return merged.unflatten_axis(QUERY_FEATURES, features)
-
-
-def _attend_ponente(
-    q: NamedArray,
-    k: NamedArray,
-    v: NamedArray,
-    mask: Mask,
-    mesh_axes: MeshAxes | None,
-    interpret: bool,
-) -> NamedArray:
-    queries = q.rearrange((BATCH, KV_HEADS, Q_PER_KV, HEAD_SIZE, POSITION))
-    flat = queries.flatten_axes((KV_HEADS, Q_PER_KV), HEADS)
-    keys, values = (x.rearrange((BATCH, KV_HEADS, HEAD_SIZE, POSITION)).array for x in (k, v))
-    out = ponente(flat.array, keys, values, mask, mesh_axes=mesh_axes, interpret=interpret)
-    return hax.named(out, flat.axes).unflatten_axis(HEADS, queries.axes[1:3])
+def _on_devices(
+    run: Callable[..., Array], mesh_axes: MeshAxes | None, *arrays: Array | None
+) -> Array:
+    """`run` with the rows and heads of each device: [batch, position, heads, head_size], or ids."""
+    if mesh_axes is None:
+        return run(*arrays)
+    rows, heads = mesh_axes.batch or None, mesh_axes.heads or None
+    by_head = PartitionSpec(rows, None, heads)
+    specs = (by_head, by_head, by_head, PartitionSpec(rows))[: len(arrays)]
+    return jax.shard_map(run, in_specs=specs, out_specs=by_head, check_vma=False)(*arrays)

@@ -1,8 +1,8 @@
 """The back end of our own TPU kernel: its tiles, its derivative, and sequences on several devices.
 
 One key/value head serves several query heads, and a grid step has one sequence, so nothing is
-repeated or batched. Where arrays are sharded the kernel runs under `jax.shard_map`, because the
-compiler cannot partition a kernel; for sharded positions see `models.attention.context_parallel`.
+repeated or batched. Sharded arrays are under `jax.shard_map`: the compiler cannot partition a
+kernel. For sharded positions see `models.attention.context_parallel`.
 """
 
 from __future__ import annotations
@@ -12,19 +12,16 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import Array, lax
+from jax import Array
 from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec
 
-from models.attention.context_parallel import Exchange
-from models.attention.reference import Mask
+from models.attention.context_parallel import divided
+from models.attention.reference import RESIDUALS, Mask
 from models.attention.tpu_kernel import backward, forward
 from models.attention.tpu_scores import Ids, Shape
 from models.layers.axes import MeshAxes
-from models.shape.splash_tiles import LANES, choose_way
 from models.shape.tpu_tiles import Row, buffers_of, choose_sight, needs_shift
-
-RESIDUALS = "attention_residuals"
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -86,67 +83,31 @@ def ponente(
 ) -> Array:
     """Attention output [batch, heads, head_size, position] in the queries' dtype.
 
-    `q_BHSP` are scaled queries [batch, heads, head_size, position], those of one key/value head
-    adjacent, `k_BKSP` and `v_BKSP` [batch, kv_heads, head_size, position]. `mesh_axes`
-    divide the arrays over the current mesh; None for one device.
+    Queries are scaled and have the output's axes, those of one key/value head adjacent; keys and
+    values are [batch, kv_heads, head_size, position]. `mesh_axes` divide them over the mesh.
     """
 
-    def local(q: Array, k: Array, v: Array, ids: Ids, firsts: tuple[Any, ...] = (0,)) -> Array:
+    def local(firsts: tuple[Any, ...], q: Array, k: Array, v: Array, *ids: Array | None) -> Array:
         """Attention of queries in stretches that begin at the positions `firsts`."""
         shape = shape_of(q, k, mask, stretches=len(firsts), interpret=interpret)
         ends = jnp.arange(0, shape.queries // len(firsts), shape.sight.block, dtype=jnp.int32)
         starts = jnp.concatenate([ends + first for first in firsts])
-        return attention(shape, starts, q, k, v, ids)
+        return attention(shape, starts, q, k, v, None if ids[0] is None else ids)
 
-    run, ids_BP = functools.partial(_whole, local), mask.ids_BP
+    ids_BP = mask.ids_BP
     if mesh_axes is None:
-        return run(q_BHSP, k_BKSP, v_BKSP, ids_BP)
+        return local((0,), q_BHSP, k_BKSP, v_BKSP, ids_BP, ids_BP)
+    exchange, way = divided(mesh_axes, k_BKSP.shape[1], q_BHSP.shape[3], mask.window)
+
+    def run(q: Array, *arrays: Any) -> Array:
+        on_device = functools.partial(local, exchange.firsts(way, q.shape[3]))
+        return exchange.attend(on_device, way, 3, q, *arrays)
+
     rows, by_heads, sequence = (
         axes or None for axes in (mesh_axes.batch, mesh_axes.heads, mesh_axes.sequence)
     )
-    exchange = Exchange(mesh_axes.sequence, mesh_axes.shards(mesh_axes.sequence))
-    if exchange.shards > 1:
-        kv_heads = k_BKSP.shape[1] // mesh_axes.shards(mesh_axes.heads)
-        chunk_fits = q_BHSP.shape[3] % (2 * exchange.shards * LANES) == 0
-        way = choose_way(kv_heads, chunk_fits, mask.window, exchange.shards)
-        divided = {"heads": _by_heads, "zigzag": _by_zigzag, "gathered": _by_queries}[way]
-        run = functools.partial(divided, local, exchange)
     by_head = PartitionSpec(rows, by_heads, None, sequence)
     of_ids = None if ids_BP is None else PartitionSpec(rows, sequence)
     return jax.shard_map(
         run, in_specs=(by_head, by_head, by_head, of_ids), out_specs=by_head, check_vma=False
     )(q_BHSP, k_BKSP, v_BKSP, ids_BP)
-
-
-def _whole(local: Any, q: Array, k: Array, v: Array, ids: Array | None) -> Array:
-    return local(q, k, v, None if ids is None else (ids, ids))
-
-
-def _by_heads(
-    local: Any, exchange: Exchange, q: Array, k: Array, v: Array, ids: Array | None
-) -> Array:
-    """Attention of all positions for this device's share of the heads."""
-    q, k, v = (exchange.to_heads(x, 3) for x in (q, k, v))
-    ids = None if ids is None else exchange.gather(ids, 1)
-    return exchange.to_positions(_whole(local, q, k, v, ids), 3)
-
-
-def _by_queries(
-    local: Any, exchange: Exchange, q: Array, k: Array, v: Array, ids: Array | None
-) -> Array:
-    """Attention of this device's queries to the keys and values of all positions."""
-    both = None if ids is None else (ids, exchange.gather(ids, 1))
-    first = lax.axis_index(exchange.axes) * q.shape[3]
-    return local(q, exchange.gather(k, 3), exchange.gather(v, 3), both, (first,))
-
-
-def _by_zigzag(
-    local: Any, exchange: Exchange, q: Array, k: Array, v: Array, ids: Array | None
-) -> Array:
-    """As `_by_queries`, of a stretch from the front of the sequence and one from its back."""
-    both = None if ids is None else (exchange.to_zigzag(ids, 1), exchange.gather(ids, 1))
-    device, stretch = lax.axis_index(exchange.axes), q.shape[3] // 2
-    firsts = device * stretch, (2 * exchange.shards - 1 - device) * stretch
-    k, v = exchange.gather(k, 3), exchange.gather(v, 3)
-    out = local(exchange.to_zigzag(q, 3), k, v, both, firsts)
-    return exchange.from_zigzag(out, 3)

@@ -14,28 +14,21 @@ from models.named import Axis, NamedArray
 
 MASKED = -1e30
 """The score of a masked key; its exponential is 0."""
+RESIDUALS = "attention_residuals"
+"""The checkpoint name of what the backward pass reads of the forward pass: output, log-sum-exp."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Mask:
-    """Causal, and what else limits or caps the scores.
+    """Causal, and what else limits or caps the scores."""
 
-    Attributes:
-        window: positions each position attends to, itself included; None for all.
-        soft_cap: c in c * tanh(score / c), or None.
-        segment_ids: int32 [batch, position]; positions attend only to positions with equal ids.
-        normalized: whether queries and keys are normalized, so that large scores are rare. Changes
-            no result.
-    """
-
-    window: int | None = None
-    soft_cap: float | None = None
-    segment_ids: NamedArray | None = None
-    normalized: bool = False
+    window: int | None = None  # positions each one attends to, itself included; None for all
+    soft_cap: float | None = None  # c in c * tanh(score / c)
+    segment_ids: NamedArray | None = None  # int32 [batch, position]; only equal ids are attended to
+    normalized: bool = False  # queries and keys are, so that large scores are rare
 
     @property
     def ids_BP(self) -> Array | None:
-        """`segment_ids` as an array."""
         ids = self.segment_ids
         return None if ids is None else ids.rearrange((BATCH, POSITION)).array
 

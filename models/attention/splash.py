@@ -1,9 +1,9 @@
 """Causal attention by JAX's splash kernel (Pallas for TPU), forward and backward.
 
-The kernel never writes the scores to HBM and skips tiles that are fully masked. One key/value head
-serves several query heads, so keys and values are not repeated. The kernel takes one sequence: it
-is batched by `jax.vmap`, and runs under `jax.shard_map` where arrays are sharded, because the
-compiler cannot partition a kernel. For sharded positions see `models.attention.context_parallel`.
+One key/value head serves several query heads, so keys and values are not repeated. The kernel takes
+one sequence: it is batched by `jax.vmap`, and runs under `jax.shard_map` where arrays are sharded,
+because the compiler cannot partition it. For sharded positions see
+`models.attention.context_parallel`.
 
 The differentiation rule is ours. The kernel's own saves its output as [heads, position, head_size],
 which the TPU pads to 128 lanes: heads of 64 take twice the memory, in every layer. Ours saves it as
@@ -33,12 +33,11 @@ from jax.experimental.pallas.ops.tpu.splash_attention import (
 )
 from jax.sharding import NamedSharding, PartitionSpec
 
-from models.attention.context_parallel import Exchange, zigzag_order
-from models.attention.reference import Mask
+from models.attention.context_parallel import divided, zigzag_order
+from models.attention.reference import RESIDUALS, Mask
 from models.layers.axes import MeshAxes
-from models.shape.splash_tiles import LANES, choose_tiles, choose_way
+from models.shape.splash_tiles import choose_tiles
 
-RESIDUALS = "attention_residuals"
 SEQ_MINOR = splash_attention_kernel.QKVLayout.SEQ_MINOR
 
 SegmentIds = splash_attention_kernel.SegmentIds
@@ -70,9 +69,8 @@ def block_sizes(
 ) -> splash_attention_kernel.BlockSizes:
     """The result of `choose_tiles` as the kernel takes it.
 
-    The kernel reads queries, keys and values with positions in the minor axis, as the projections
-    write them. Heads of 64 are then not padded; for wider heads the other order saves under 3% of
-    the cycles, less than the transposes would cost.
+    Positions are in the minor axis, as the projections write them: heads of 64 are then not padded,
+    and for wider ones the other order saves less than the transposes would cost.
     """
     tiles = choose_tiles(position, head_size, window, sequence_shards, heads)
     layouts = dict.fromkeys(("q_layout", "k_layout", "v_layout"), SEQ_MINOR)
@@ -121,29 +119,35 @@ def splash(
 ) -> Array:
     """Attention output [batch, heads * head_size, position] in the queries' dtype.
 
-    `q_BHPD` are scaled queries [batch, heads, position, head_size], those of one key/value head
-    adjacent, `k_BKPD` and `v_BKPD` [batch, kv_heads, position, head_size]. `mesh_axes` divide the
-    arrays over the current mesh; None for one device.
+    Queries are scaled [batch, heads, position, head_size], those of one key/value head adjacent;
+    keys and values [batch, kv_heads, position, head_size]. `mesh_axes` divide them over the mesh.
     """
     batch, heads, position, head_size = q_BHPD.shape
     window, soft_cap, ids_BP = mask.window, mask.soft_cap, mask.ids_BP
     kernel = Kernel(heads, position, head_size, window, soft_cap, rows=batch, interpret=interpret)
     if mesh_axes is None:
         return _attention(build(kernel), q_BHPD, k_BKPD, v_BKPD, ids_BP, ids_BP)
-    kernel = dataclasses.replace(
-        kernel,
-        heads=heads // mesh_axes.shards(mesh_axes.heads),
-        rows=batch // mesh_axes.shards(mesh_axes.batch),
+    exchange, way = divided(mesh_axes, k_BKPD.shape[1], position, window)
+    of_heads = mesh_axes.shards(mesh_axes.heads) * (exchange.shards if way == "heads" else 1)
+    by_queries = way in ("zigzag", "gathered")
+    run = build(
+        dataclasses.replace(
+            kernel,
+            heads=heads // of_heads,
+            rows=batch // mesh_axes.shards(mesh_axes.batch),
+            sequence_shards=exchange.shards if by_queries else 1,
+            zigzag=way == "zigzag",
+        )
     )
-    exchange = Exchange(mesh_axes.sequence, mesh_axes.shards(mesh_axes.sequence))
-    kv_heads = k_BKPD.shape[1] // mesh_axes.shards(mesh_axes.heads)
-    kernel, local = _divide(kernel, kv_heads, exchange)
-    run = build(kernel)
+
+    def local(run: SplashKernel, *arrays: Any) -> Array:
+        return exchange.attend(functools.partial(_attention, run), way, 2, *arrays)
+
     rows, by_heads, sequence = (
         axes or None for axes in (mesh_axes.batch, mesh_axes.heads, mesh_axes.sequence)
     )
     by_head = PartitionSpec(rows, by_heads, sequence)
-    masked = PartitionSpec(None, sequence if kernel.sequence_shards > 1 else None)
+    masked = PartitionSpec(None, sequence if by_queries else None)
     return jax.shard_map(
         local,
         in_specs=(
@@ -158,48 +162,6 @@ def splash(
     )(run, q_BHPD, k_BKPD, v_BKPD, ids_BP)
 
 
-def _divide(kernel: Kernel, kv_heads: int, exchange: Exchange) -> tuple[Kernel, Any]:
-    """The kernel of one device and the function that it runs inside `jax.shard_map`."""
-    shards = exchange.shards
-    if shards == 1:
-        return kernel, lambda run, q, k, v, ids: _attention(run, q, k, v, ids, ids)
-    chunk_fits = kernel.position % (2 * shards * LANES) == 0
-    way = choose_way(kv_heads, chunk_fits, kernel.window, shards)
-    if way == "heads":
-        by_heads = dataclasses.replace(kernel, heads=kernel.heads // shards)
-        return by_heads, functools.partial(_by_heads, exchange)
-    by_queries = dataclasses.replace(kernel, sequence_shards=shards, zigzag=way == "zigzag")
-    return by_queries, functools.partial(_by_queries, exchange, way == "zigzag")
-
-
-def _by_heads(
-    exchange: Exchange, run: SplashKernel, q: Array, k: Array, v: Array, ids: Array | None
-) -> Array:
-    """Attention of all positions for this device's share of the heads."""
-    q, k, v = (exchange.to_heads(x, 2) for x in (q, k, v))
-    ids = None if ids is None else exchange.gather(ids, 1)
-    return exchange.to_positions(_attention(run, q, k, v, ids, ids), 2)
-
-
-def _by_queries(
-    exchange: Exchange,
-    zigzag: bool,
-    run: SplashKernel,
-    q: Array,
-    k: Array,
-    v: Array,
-    ids: Array | None,
-) -> Array:
-    """Attention of this device's queries to the keys and values of all positions."""
-    kv_ids = None if ids is None else exchange.gather(ids, 1)
-    k, v = exchange.gather(k, 2), exchange.gather(v, 2)
-    if not zigzag:
-        return _attention(run, q, k, v, ids, kv_ids)
-    q_ids = None if ids is None else exchange.to_zigzag(ids, 1)
-    out = _attention(run, exchange.to_zigzag(q, 2), k, v, q_ids, kv_ids)
-    return exchange.from_zigzag(out, 2)
-
-
 @jax.custom_vjp
 def _attention(
     run: SplashKernel, q: Array, k: Array, v: Array, q_ids: Array | None, kv_ids: Array | None
@@ -210,17 +172,16 @@ def _attention(
 def _forward(
     run: SplashKernel, q: Array, k: Array, v: Array, q_ids: Array | None, kv_ids: Array | None
 ) -> tuple[Array, tuple[Any, ...]]:
-    def one_row(
-        q: Array, k: Array, v: Array, q_ids: Array | None, kv_ids: Array | None
-    ) -> tuple[Array, Array]:
-        out, (log_sum_exp,) = run(q, k, v, _segment_ids(q_ids, kv_ids))
+    def one_row(q: Array, k: Array, v: Array, *ids: Array | None) -> tuple[Array, Array]:
+        out, (log_sum_exp,) = run(q, k, v, _segment_ids(*ids))
         return out, log_sum_exp
 
     # The indexing inside the kernel relies on NumPy's rank promotion.
     with jax.numpy_rank_promotion("allow"):
         out, log_sum_exp = jax.vmap(one_row)(q, k, v, q_ids, kv_ids)
-    out = checkpoint_name(_merge_heads(out), RESIDUALS)
-    log_sum_exp = checkpoint_name(log_sum_exp, RESIDUALS)
+    # [batch, heads, position, head_size] to [batch, heads * head_size, position].
+    merged = out.swapaxes(2, 3).reshape(len(q), -1, q.shape[2])
+    out, log_sum_exp = (checkpoint_name(x, RESIDUALS) for x in (merged, log_sum_exp))
     return out, (run, q, k, v, q_ids, kv_ids, out, log_sum_exp)
 
 
@@ -236,11 +197,12 @@ def _backward(
     inner = jnp.sum(wide * wide_bar, axis=2)
 
     def one_row(*row: Any) -> tuple[Array, Array, Array]:
-        q, k, v, q_ids, kv_ids, log_sum_exp, out_bar, inner = row
+        q, k, v, q_ids, kv_ids, *rest = row
         ids = _segment_ids(q_ids, kv_ids)
-        return backward_kernels(run, (q, k, v, ids, None, log_sum_exp, out_bar, inner))
+        return backward_kernels(run, (q, k, v, ids, None, *rest))
 
-    rows = (q, k, v, q_ids, kv_ids, log_sum_exp, _split_heads(out_bar, heads), inner)
+    heads_apart = out_bar.reshape(by_head).swapaxes(2, 3)
+    rows = (q, k, v, q_ids, kv_ids, log_sum_exp, heads_apart, inner)
     with jax.numpy_rank_promotion("allow"):
         q_bar, k_bar, v_bar = jax.vmap(one_row)(*rows)
     return None, q_bar, k_bar, v_bar, None, None
@@ -249,8 +211,7 @@ def _backward(
 def backward_kernels(run: SplashKernel, arrays: tuple[Any, ...]) -> tuple[Array, Array, Array]:
     """Cotangents of one sequence's queries, keys and values, by JAX's backward kernel or kernels.
 
-    `arrays` are the kernels' positional ones, the last two the output's cotangent and its inner
-    products with the output.
+    `arrays` are the kernels' positional arguments.
     """
     settings, blocks = run.kwargs, run.kwargs["block_sizes"]
     common = {
@@ -285,15 +246,3 @@ _attention.defvjp(_forward, _backward)
 
 def _segment_ids(q_ids: Array | None, kv_ids: Array | None) -> SegmentIds | None:
     return None if q_ids is None or kv_ids is None else SegmentIds(q=q_ids, kv=kv_ids)
-
-
-def _merge_heads(x: Array) -> Array:
-    """[batch, heads, position, head_size] to [batch, heads * head_size, position]."""
-    batch, heads, position, head_size = x.shape
-    return x.swapaxes(2, 3).reshape(batch, heads * head_size, position)
-
-
-def _split_heads(x: Array, heads: int) -> Array:
-    """Inverse of `_merge_heads`."""
-    batch, features, position = x.shape
-    return x.reshape(batch, heads, features // heads, position).swapaxes(2, 3)

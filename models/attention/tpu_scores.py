@@ -24,11 +24,9 @@ Ids = tuple[Array, Array] | None
 class Shape:
     """Static sizes of the kernels on one device.
 
-    Attributes:
-        shift: whether all scores are shifted by a running maximum; else only those of blocks whose
-            norms allow scores beyond `SAFE`.
-        buffers: copies of a head's keys and values in vector memory; 2 load the next while they
-            compute.
+    `shift`: all scores are shifted by a running maximum; else only those of blocks whose norms
+    allow scores beyond `SAFE`. `buffers` of a head's keys and values are in vector memory; with 2
+    the next are loaded during computation.
     """
 
     heads: int

@@ -15,15 +15,13 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 from jax.ad_checkpoint import checkpoint_name
-from jax.sharding import PartitionSpec
 
-from models.layers.axes import MeshAxes
+from models.attention.reference import RESIDUALS
 
 with warnings.catch_warnings():  # that tokamax, which supports fewer versions of JAX, has them too
     warnings.simplefilter("ignore", DeprecationWarning)
     from jax.experimental.pallas.ops.gpu import attention as kernels
 
-RESIDUALS = "attention_residuals"
 # Measured on an H200, heads of 64 and 128; see docs/gpus.md.
 _TILES = kernels.BlockSizes(
     block_q=128, block_k=64, block_q_dkv=64, block_kv_dkv=64, block_q_dq=64, block_kv_dq=64
@@ -31,36 +29,13 @@ _TILES = kernels.BlockSizes(
 _WARPS = 4
 
 
-def triton(
-    q_BPHD: Array,
-    k_BPKD: Array,
-    v_BPKD: Array,
-    segment_ids_BP: Array,
-    *,
-    mesh_axes: MeshAxes | None,
-    interpret: bool = False,
-) -> Array:
-    """Attention output with the axes and dtype of the queries.
-
-    Queries are scaled, and those of one key/value head are adjacent. `mesh_axes` divide batch and
-    heads. `interpret` runs the kernels in the Pallas interpreter.
-    """
-    arrays = (q_BPHD, k_BPKD, v_BPKD, segment_ids_BP)
-    local = functools.partial(_attention, interpret)
-    if mesh_axes is None:
-        return local(*arrays)
-    batch = mesh_axes.batch or None
-    by_head = PartitionSpec(batch, None, mesh_axes.heads or None)
-    return jax.shard_map(
-        local,
-        in_specs=(by_head, by_head, by_head, PartitionSpec(batch)),
-        out_specs=by_head,
-        check_vma=False,
-    )(*arrays)
-
-
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attention(interpret: bool, q: Array, k: Array, v: Array, segment_ids: Array) -> Array:
+def triton(interpret: bool, q: Array, k: Array, v: Array, segment_ids: Array) -> Array:
+    """Attention output with the axes and dtype of the queries, on one device.
+
+    Arrays are those of `models.attention.cudnn`, and int32 ids [batch, position]. `interpret` runs
+    the kernels in the Pallas interpreter.
+    """
     return _forward(interpret, q, k, v, segment_ids)[0]
 
 
@@ -92,7 +67,7 @@ def _backward(
     return q_bar, _added(k_bar, k), _added(v_bar, v), None
 
 
-_attention.defvjp(_forward, _backward)
+triton.defvjp(_forward, _backward)
 
 
 def _repeated(x_BPKD: Array, heads: int) -> Array:

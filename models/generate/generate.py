@@ -1,9 +1,8 @@
 """Completion of prompts, all at once or streamed a few tokens at a time.
 
-`stream` runs the prompts in one forward pass and then loops on the device with a KV cache (see
-`models.generate.kv_cache`), one token of every row per iteration. The host receives the new tokens
-of several iterations at once. Each row ends after its EOS or its last token, and its tokens do not
-depend on the other rows.
+`stream` runs the prompts in one forward pass and then loops on the device with a KV cache, one
+token of every row per iteration. The host receives those of several iterations at once. Each row
+ends after its EOS or its last token, and its tokens do not depend on the other rows.
 
 Few programs are compiled: the lengths of the prompts and of the cache are rounded up (see
 `bucket_length`), and sampling, the EOS and all lengths are traced arguments.
@@ -12,6 +11,7 @@ Few programs are compiled: the lengths of the prompts and of the cache are round
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 import equinox as eqx
 import jax
@@ -41,19 +41,12 @@ Prompts = Sequence[Sequence[int]]
 
 
 class State(eqx.Module):
-    """The state of decoding: everything the next token depends on except the model.
-
-    Attributes:
-        cache: keys and values of all positions before `position`.
-        token: int32 [batch], the newest token of each row; not in the cache yet.
-        position: int32 [batch], the position of `token`.
-        left: int32 [batch], tokens that may still follow; 0 for a row that has ended.
-    """
+    """The state of decoding: everything the next token depends on except the model."""
 
     cache: KVCache
-    token: Array
-    position: Array
-    left: Array
+    token: Array  # int32 [batch], the newest token of each row; not in the cache yet
+    position: Array  # int32 [batch], that of `token`
+    left: Array  # int32 [batch], tokens that may still follow; 0 for a row that has ended
 
 
 def generate(
@@ -66,14 +59,8 @@ def generate(
 ) -> list[list[int]]:
     """The tokens that follow each prompt; see `stream`."""
     written: list[list[int]] = [[] for _ in prompts]
-    for parts in stream(
-        model,
-        prompts,
-        new_tokens=new_tokens,
-        sampling=sampling,
-        eos_id=eos_id,
-        tokens_per_yield=MAX_TOKENS_PER_CALL,
-    ):
+    how = {"sampling": sampling, "eos_id": eos_id, "tokens_per_yield": MAX_TOKENS_PER_CALL}
+    for parts in stream(model, prompts, new_tokens=new_tokens, **how):
         for row, part in zip(written, parts, strict=True):
             row += part
     return written
@@ -96,8 +83,7 @@ def stream(
         eos_id: the token that ends a row; it is included in the result.
         tokens_per_yield: tokens per row between two yields, at most `MAX_TOKENS_PER_CALL`.
 
-    Raises:
-        InputError: an argument is out of range; raised by the call, not by the first iteration.
+    Raises `InputError` for arguments out of range, at the call, not at the first iteration.
     """
     check(model.config, prompts, new_tokens)
     if not 1 <= tokens_per_yield <= MAX_TOKENS_PER_CALL:
@@ -107,17 +93,13 @@ def stream(
         )
     rules = Rules.of(sampling or Sampling())
     parts = _stream(model, prompts, new_tokens, rules, eos_id, tokens_per_yield)
-    return _fixed(parts, model)
 
-
-def _fixed(parts: Iterator[list[list[int]]], model: Transformer) -> Iterator[list[list[int]]]:
-    """`parts`, each computed with `fixed_numerics`, which the caller's code does not run in."""
-    while True:
+    def fixed() -> list[list[int]] | None:
+        """The next part with `fixed_numerics`, which the caller's code does not run in."""
         with fixed_numerics(), exact_products(model.embedding.dtype):
-            part = next(parts, None)
-        if part is None:
-            return
-        yield part
+            return next(parts, None)
+
+    return iter(fixed, None)
 
 
 def _stream(
@@ -178,10 +160,9 @@ def check(config: TransformerConfig, prompts: Prompts, new_tokens: int) -> None:
 
 
 def bucket_length(length: int, config: TransformerConfig) -> int:
-    """`length` rounded up, so that few lengths are compiled.
+    """`length` rounded up to a power of two from 16, from 512 on to a multiple of 512.
 
-    To a power of two of at least 16 up to 512, then to a multiple of 512, and never to more than
-    the learned positions.
+    So few lengths are compiled. Never more than the learned positions.
     """
     rounded = max(16, 1 << (length - 1).bit_length()) if length <= 512 else -(-length // 512) * 512
     return rounded if config.context is None else min(rounded, config.context)
@@ -232,8 +213,7 @@ def begin(
 ) -> State:
     """The state after the prefill and the choice of each row's first new token.
 
-    `tokens` and `lengths` are those of `pad_prompts`, `eos` may be `NO_TOKEN`, and `positions` is
-    the number of slots of the cache.
+    `tokens` and `lengths` are those of `pad_prompts`; the cache has `positions` slots.
     """
     rows = jnp.arange(tokens.shape[0])
     hidden, cache = prefill(
@@ -298,8 +278,7 @@ _split = jax.jit(split_layers)
 def next_token_logits(model: Transformer, rows: np.ndarray) -> np.ndarray:
     """Float32 logits [batch, position, vocab] of ids [batch, position].
 
-    Rows are padded at the end to a rounded length, so that few lengths are compiled; the causal
-    mask hides the padding.
+    Rows are padded to a rounded length, so that few are compiled; the causal mask hides the rest.
     """
     vocab, context = model.config.vocab_size, model.config.context
     if not 0 <= rows.min() <= rows.max() < vocab:
@@ -319,9 +298,7 @@ def next_token_logits(model: Transformer, rows: np.ndarray) -> np.ndarray:
     return np.asarray(logits)[:, : rows.shape[1]]
 
 
-def _forward_rows(model: Transformer, tokens: Array, *, backend: str) -> Array:
+@partial(jax.jit, static_argnames="backend")
+def _logits_of_rows(model: Transformer, tokens: Array, *, backend: str) -> Array:
     forward = Forward(backend=backend)
     return model.logits(hax.named(tokens, (BATCH, POSITION)), forward=forward).array
-
-
-_logits_of_rows = jax.jit(_forward_rows, static_argnames="backend")

@@ -4,10 +4,9 @@
 `decode` runs one position of every row against the cache. The logits are those of
 `Transformer.logits` up to rounding, for every shape of model.
 
-Rows may have different lengths. They are padded at the end, and a token's keys and values are in
-the slot of its position. Later tokens of the row overwrite the slots behind its last token before
-any position attends to them, so the causal mask is sufficient. Layers with a sliding window also
-keep all positions.
+Rows of different lengths are padded at the end, and a token's keys and values are in the slot of
+its position. Later tokens overwrite the slots behind a row's last token before any position attends
+to them, so the causal mask is sufficient. Layers with a sliding window also keep all positions.
 """
 
 from __future__ import annotations
@@ -32,7 +31,6 @@ from models.layers.axes import (
     POSITION,
     Q_PER_KV,
     TOKENS_FIRST,
-    model_axes,
 )
 from models.layers.scan_layers import collect_layers, split_layers
 from models.layers.value_embedding import NO_VALUES, Values
@@ -45,25 +43,13 @@ SLOTS = (BATCH, KV_HEADS, POSITION, HEAD_SIZE)
 
 
 class KVCache(eqx.Module):
-    """Keys and values, one array [batch, kv_heads, position, head_size] of each per layer.
+    """Keys, after norm and rotation, and values: [batch, kv_heads, position, head_size] per layer.
 
-    Keys are stored after norm and rotation. Layers do not share an array, because a CPU copies a
-    slice of an array before it multiplies by it.
+    Layers do not share an array, because a CPU copies a slice of one before it multiplies by it.
     """
 
     keys: tuple[NamedArray, ...]
     values: tuple[NamedArray, ...]
-
-    @property
-    def positions(self) -> int:
-        """Number of slots per row."""
-        return self.keys[0].resolve_axis(POSITION).size
-
-
-def cache_bytes(config: TransformerConfig, batch: int, positions: int, item_bytes: int) -> int:
-    """Bytes of a cache with `item_bytes` per element."""
-    numbers = config.layers * batch * positions * config.kv_heads * config.head_size
-    return 2 * numbers * item_bytes
 
 
 def prefill(
@@ -74,34 +60,26 @@ def prefill(
     `tokens` are int32 [batch, position], rows padded at the end with any id; hidden states [batch,
     position, embed] are valid up to the last token of each row. The cache has `positions` slots.
     """
-    start, angles = model.embed(tokens, TOKENS_FIRST)
+    config, (start, angles) = model.config, model.embed(tokens, TOKENS_FIRST)
 
     def one_layer(
         layer: tuple[Block, Values], x: NamedArray, kind: Kind
     ) -> tuple[NamedArray, tuple[Array, Array]]:
         block, of_tokens = layer
-        attention = partial(
-            attend, mask=Mask(kind[0], model.config.attention_soft_cap), backend=backend
-        )
+        attention = partial(attend, mask=Mask(kind[0], config.attention_soft_cap), backend=backend)
         x, (k, v) = block(x, angles, attention, start, of_tokens)
         return x, (k.rearrange(SLOTS).array, v.rearrange(SLOTS).array)
 
-    stacked, config = (model.blocks.stacked, model.values(tokens, TOKENS_FIRST)), model.config
-    x, (keys, values) = collect_layers(
-        stacked, start, one_layer, config.kinds, owners=config.value_layers
-    )
-    cache = KVCache(_pad_slots(keys, model, positions), _pad_slots(values, model, positions))
+    def padded(made: Array) -> tuple[NamedArray, ...]:
+        """[layers, batch, kv_heads, position, head_size] as one zero-padded array per layer."""
+        slots = jnp.pad(made, ((0, 0), (0, 0), (0, 0), (0, positions - made.shape[3]), (0, 0)))
+        return tuple(hax.named(slots[i], SLOTS) for i in range(config.layers))
+
+    stacked = model.blocks.stacked, model.values(tokens, TOKENS_FIRST)
+    owners = config.value_layers
+    x, (keys, values) = collect_layers(stacked, start, one_layer, config.kinds, owners=owners)
+    cache = KVCache(padded(keys), padded(values))
     return model.final_norm(x), cache
-
-
-def _pad_slots(made: Array, model: Transformer, positions: int) -> tuple[NamedArray, ...]:
-    """`made` [layers, batch, kv_heads, position, head_size] as one zero-padded array per layer."""
-    config = model.config
-    axes = model_axes(config)
-    layer = (Axis(BATCH, made.shape[1]), axes.KVHeads, Axis(POSITION, positions), axes.HeadSize)
-    padding = ((0, 0), (0, 0), (0, 0), (0, positions - made.shape[3]), (0, 0))
-    slots = jnp.pad(made, padding)
-    return tuple(hax.named(slots[i], layer) for i in range(config.layers))
 
 
 def decode(
@@ -188,8 +166,7 @@ def attend_to_past(
     """Attention of one position per row to itself and to the cached positions before it.
 
     `q` [batch, kv_heads, q_per_kv, head_size] is scaled, `k` and `v` [batch, kv_heads, head_size]
-    are the position's own, and the past ones [batch, kv_heads, position, head_size] are used before
-    `positions`, int32 [batch]. The output has the axes and dtype of `q`.
+    are the position's own; `positions` are int32 [batch]. The output has axes and dtype of `q`.
     """
     past_keys, past_values = (x.rename({POSITION: KEY_POSITION}) for x in (past_keys, past_values))
     heads = (BATCH, KV_HEADS, Q_PER_KV)
@@ -201,8 +178,13 @@ def attend_to_past(
 
     own = scores_of(k, heads)
     scores = scores_of(past_keys, (*heads, KEY_POSITION))
+    Slots = past_keys.resolve_axis(KEY_POSITION)
+    slots = hax.arange(Slots)
     here = hax.named(positions, q.resolve_axis(BATCH))
-    scores = hax.where(_past(here, past_keys.resolve_axis(KEY_POSITION), window), scores, MASKED)
+    here = here.broadcast_to((*here.axes, Slots))
+    past = here > slots
+    past = past if window is None else past & (here - slots < window)
+    scores = hax.where(past, scores, MASKED)
     largest = hax.maximum(hax.max(scores, axis=KEY_POSITION), own)
     weights, own = hax.exp(scores - largest), hax.exp(own - largest)
     # As in prefill, weights are rounded to the values' dtype for the matmul, not for the sum.
@@ -212,14 +194,6 @@ def attend_to_past(
     out = out + own_rounded * v.astype(jnp.float32)
     out = out / (hax.sum(weights, axis=KEY_POSITION) + own)
     return out.rearrange(q.axes).astype(q.dtype)
-
-
-def _past(here: NamedArray, Slots: Axis, window: int | None) -> NamedArray:
-    """Whether a slot is before `here` and in its window: boolean [batch, key_position]."""
-    slots = hax.arange(Slots)
-    here = here.broadcast_to((*here.axes, Slots))
-    past = here > slots
-    return past if window is None else past & (here - slots < window)
 
 
 def _write(slots: NamedArray, made: NamedArray, positions: Array) -> NamedArray:

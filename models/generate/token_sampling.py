@@ -40,8 +40,8 @@ class Rules(eqx.Module):
     def of(cls, sampling: Sampling) -> Rules:
         """The settings as arguments of a compiled program.
 
-        Devices may take numbers below float32's smallest normal one for 0: such a temperature is
-        greedy, and such a `top_p` keeps the likeliest token.
+        A device may take numbers below float32's smallest normal one for 0: such a temperature is
+        greedy, such a `top_p` keeps the likeliest token.
         """
         cold = sampling.temperature < _SMALLEST
         return cls(
@@ -87,18 +87,14 @@ def nucleus(logits: Array, top_k: Array, top_p: Array) -> Array:
             logits, lambda kept: jnp.sum(jnp.where(kept, probabilities, 0.0), axis=-1) >= top_p
         )
 
-    def same(logits: Array) -> Array:
-        return logits
-
-    logits = jax.lax.cond(top_k < logits.shape[-1], by_rank, same, logits)
-    return jax.lax.cond(top_p < 1, by_mass, same, logits)
+    logits = jax.lax.cond(top_k < logits.shape[-1], by_rank, lambda same: same, logits)
+    return jax.lax.cond(top_p < 1, by_mass, lambda same: same, logits)
 
 
 def _keep(logits: Array, enough: Callable[[Array], Array]) -> Array:
     """The smallest set of each row's largest logits that is `enough`, the rest minus infinity.
 
-    `enough` maps the kept tokens, boolean [rows, vocab], to boolean [rows], and stays true when
-    more are kept.
+    `enough` maps kept tokens, boolean [rows, vocab], to boolean [rows]; with more it stays true.
     """
     ranks = _ranks(logits)
 
@@ -114,8 +110,7 @@ def _keep(logits: Array, enough: Callable[[Array], Array]) -> Array:
 def _ranks(x: Array) -> Array:
     """Map float32 to uint32 in the same order; -0.0 and 0.0 have one rank.
 
-    The bits of positive floats are already ordered: setting the sign bit puts them above the
-    negative ones, whose order is reversed by inverting all bits.
+    Positive floats' bits are ordered, and come above the negative ones, whose bits are inverted.
     """
     bits = jax.lax.bitcast_convert_type(x, jnp.uint32)
     sign = jnp.uint32(1 << 31)

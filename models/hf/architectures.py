@@ -7,54 +7,16 @@ model that loads in another project and computes something else is the worst out
 
 from __future__ import annotations
 
-import functools
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
 from typing import Any
 
-from models.hf import config_json
+from models.hf.config_json import ARCHITECTURES, Architecture
 from models.hf.keys import LLAMA3, YARN, Keys
-from models.hf.tensors import Tensor, gpt2_tensors, rotary_tensors
-from models.shape.config import TransformerConfig, YarnScaling
+from models.shape.config import TransformerConfig
 from pipeline.errors import InputError
 
 _FILE = "config.json: "
-_ALL = {
-    "query_key_scale": 1.0,
-    "residual_scale": None,
-    "input_scale": None,
-    "value_embeddings": "none",
-}
-_PLAIN = {"attention_soft_cap": None, "logit_soft_cap": None, "embedding_norm": False, **_ALL}
-_ROTARY = {"mlp_kind": "swiglu", "norm": "rms", "positions": "rotary", **_PLAIN}
-
-
-@dataclass(frozen=True)
-class Architecture:
-    """A class of `transformers` for causal language models.
-
-    `fields` are values that a `TransformerConfig` must have; `also` returns further conditions that
-    prevent it, and their words, as "field=value ...". `write` takes and `read` returns a shape and
-    the longest sequence of training.
-    """
-
-    name: str
-    model_type: str
-    fields: Mapping[str, Any]
-    also: Callable[[TransformerConfig], Iterable[tuple[bool, str]]]
-    write: Callable[[TransformerConfig, int], dict[str, Any]]
-    read: Callable[[Keys], tuple[TransformerConfig, int]]
-    tensors: Callable[[TransformerConfig], Iterable[Tensor]]
-
-    def obstacles(self, config: TransformerConfig) -> tuple[str, ...]:
-        """The fields that prevent a shape from having this architecture."""
-        found = [
-            f"{name}={getattr(config, name)!r}"
-            for name, wanted in self.fields.items()
-            if getattr(config, name) != wanted
-        ]
-        return (*found, *(words for prevents, words in self.also(config) if prevents))
 
 
 def architecture_of(config: TransformerConfig) -> Architecture:
@@ -133,107 +95,3 @@ def from_json(
 
 _NAMES = {ours: theirs for theirs, ours in (LLAMA3 | YARN).items()}
 _NAMES |= {"kv_heads": "num_key_value_heads", "head_size": "head_dim"}
-
-
-def _window_in(config: TransformerConfig, expected: bool) -> list[tuple[bool, str]]:
-    """Whether all layers have a window where one is expected, or none."""
-    wrong = any((window is not None) != expected for window in config.windows)
-    return [(wrong, f"window_pattern={config.window_pattern!r}")]
-
-
-def _llama_also(config: TransformerConfig) -> list[tuple[bool, str]]:
-    uneven = config.embed % config.heads != 0
-    return [
-        *_window_in(config, False),
-        (uneven, f"embed={config.embed} (not a multiple of heads)"),
-    ]
-
-
-def _gpt2_also(config: TransformerConfig) -> list[tuple[bool, str]]:
-    other = config.heads * config.head_size != config.embed
-    return [
-        *_window_in(config, False),
-        (config.kv_heads != config.heads, f"kv_heads={config.kv_heads} (not heads)"),
-        (other, f"head_size={config.head_size} (not embed / heads)"),
-    ]
-
-
-def _nanochat_also(config: TransformerConfig) -> list[tuple[bool, str]]:
-    yarn = isinstance(config.rope_scaling, YarnScaling)
-    return [*_window_in(config, False), (yarn, "rope_scaling=YarnScaling(...)")]
-
-
-ARCHITECTURES = (
-    Architecture(
-        name="Qwen3ForCausalLM",
-        model_type="qwen3",
-        fields={**_ROTARY, "qk_norm": True, "biases": False, "qkv_biases": False},
-        also=lambda _: (),
-        write=config_json.write_qwen,
-        read=config_json.read_qwen3,
-        tensors=rotary_tensors,
-    ),
-    Architecture(
-        name="LlamaForCausalLM",
-        model_type="llama",
-        fields={**_ROTARY, "qk_norm": False, "qkv_biases": False},
-        also=_llama_also,
-        write=config_json.write_llama,
-        read=config_json.read_llama,
-        tensors=rotary_tensors,
-    ),
-    Architecture(
-        name="MistralForCausalLM",
-        model_type="mistral",
-        fields={**_ROTARY, "qk_norm": False, "biases": False, "qkv_biases": False},
-        also=functools.partial(_window_in, expected=True),
-        write=config_json.write_mistral,
-        read=config_json.read_mistral,
-        tensors=rotary_tensors,
-    ),
-    Architecture(
-        name="Qwen2ForCausalLM",
-        model_type="qwen2",
-        fields={**_ROTARY, "qk_norm": False, "biases": False, "qkv_biases": True},
-        also=lambda _: (),
-        write=config_json.write_qwen2,
-        read=config_json.read_qwen2,
-        tensors=rotary_tensors,
-    ),
-    Architecture(
-        name="GPT2LMHeadModel",
-        model_type="gpt2",
-        fields={
-            "mlp_kind": "gelu",
-            "norm": "layer",
-            "biases": True,
-            "qkv_biases": False,
-            "positions": "learned",
-            "qk_norm": False,
-            **_PLAIN,
-        },
-        also=_gpt2_also,
-        write=config_json.write_gpt2,
-        read=config_json.read_gpt2,
-        tensors=gpt2_tensors,
-    ),
-    Architecture(
-        name="NanoChatForCausalLM",
-        model_type="nanochat",
-        fields={
-            "mlp_kind": "relu2",
-            "norm": "plain_rms",
-            "positions": "rotary",
-            "qk_norm": True,
-            "biases": False,
-            "qkv_biases": False,
-            "attention_soft_cap": None,
-            "embedding_norm": True,
-            **_ALL,
-        },
-        also=_nanochat_also,
-        write=config_json.write_nanochat,
-        read=config_json.read_nanochat,
-        tensors=functools.partial(rotary_tensors, nanochat=True),
-    ),
-)

@@ -6,14 +6,76 @@ Absent keys have its defaults; unsupported values raise an error.
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from models.hf.keys import Keys, read_rope, write_rope
+from models.hf.tensors import Tensor, gpt2_tensors, rotary_tensors
 from models.shape.config import TransformerConfig, YarnScaling
 from pipeline.errors import InputError
 
+_LAYERS = 10_000
+Read = tuple[TransformerConfig, int]
+"""A shape, and the longest sequence of the config.json."""
 
-def write_rotary(config: TransformerConfig, positions: int) -> dict[str, Any]:
+
+_COMMON = {
+    "mlp_kind": "swiglu",
+    "norm": "rms",
+    "positions": "rotary",
+    "attention_soft_cap": None,
+    "embedding_norm": False,
+    "query_key_scale": 1.0,
+    "residual_scale": None,
+    "input_scale": None,
+    "value_embeddings": "none",
+    "qk_norm": False,
+    "qkv_biases": False,
+}
+_LLAMA = {**_COMMON, "logit_soft_cap": None}
+_MISTRAL = {**_LLAMA, "biases": False}
+_GPT2: dict[str, Any] = {
+    "mlp_kind": "gelu",
+    "norm": "layer",
+    "positions": "learned",
+    "biases": True,
+}
+_NANOCHAT: dict[str, Any] = {
+    "mlp_kind": "relu2",
+    "norm": "plain_rms",
+    "embedding_norm": True,
+    "qk_norm": True,
+}
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """A class of `transformers` for causal language models.
+
+    `fields` are values that a `TransformerConfig` must have; `also` returns what else prevents it,
+    as "field=value ...". `write` takes and `read` returns a shape and the longest sequence.
+    """
+
+    name: str
+    model_type: str
+    fields: Mapping[str, Any]
+    write: Callable[[TransformerConfig, int], dict[str, Any]]
+    read: Callable[[Keys], Read]
+    also: Callable[[TransformerConfig], Iterable[str]] = lambda _: ()
+    tensors: Callable[[TransformerConfig], Iterable[Tensor]] = rotary_tensors
+
+    def obstacles(self, config: TransformerConfig) -> tuple[str, ...]:
+        found = [
+            f"{name}={getattr(config, name)!r}"
+            for name, wanted in self.fields.items()
+            if getattr(config, name) != wanted
+        ]
+        return (*found, *self.also(config))
+
+
+def _write_rotary(config: TransformerConfig, positions: int) -> dict[str, Any]:
     """The keys of Llama and of the architectures with its key names."""
     return {
         "hidden_size": config.embed,
@@ -31,20 +93,18 @@ def write_rotary(config: TransformerConfig, positions: int) -> dict[str, Any]:
     }
 
 
-def write_llama(config: TransformerConfig, positions: int) -> dict[str, Any]:
-    """LlamaConfig."""
-    return {**write_rotary(config, positions), "mlp_bias": config.biases}
+def _write_llama(config: TransformerConfig, positions: int) -> dict[str, Any]:
+    return {**_write_rotary(config, positions), "mlp_bias": config.biases}
 
 
-def write_mistral(config: TransformerConfig, positions: int) -> dict[str, Any]:
+def _write_mistral(config: TransformerConfig, positions: int) -> dict[str, Any]:
     """MistralConfig; every layer has the window."""
-    written = write_rotary(config, positions)
+    written = _write_rotary(config, positions)
     del written["attention_bias"]
     return {**written, "sliding_window": config.window}
 
 
-def write_qwen(config: TransformerConfig, positions: int) -> dict[str, Any]:
-    """Qwen3Config."""
+def _write_qwen(config: TransformerConfig, positions: int) -> dict[str, Any]:
     windows = config.windows
     sliding = {
         "use_sliding_window": any(windows),
@@ -52,23 +112,22 @@ def write_qwen(config: TransformerConfig, positions: int) -> dict[str, Any]:
         "max_window_layers": config.layers,
         "layer_types": ["full_attention" if w is None else "sliding_attention" for w in windows],
     }
-    return {**write_rotary(config, positions), **sliding}
+    return {**_write_rotary(config, positions), **sliding}
 
 
-def write_qwen2(config: TransformerConfig, positions: int) -> dict[str, Any]:
+def _write_qwen2(config: TransformerConfig, positions: int) -> dict[str, Any]:
     """Qwen2Config, which has no setting for biases."""
-    written = write_qwen(config, positions)
+    written = _write_qwen(config, positions)
     del written["attention_bias"]
     return written
 
 
-def write_nanochat(config: TransformerConfig, positions: int) -> dict[str, Any]:
-    """NanoChatConfig."""
+def _write_nanochat(config: TransformerConfig, positions: int) -> dict[str, Any]:
     changed = {"hidden_act": "relu2", "final_logit_softcapping": config.logit_soft_cap}
-    return {**write_rotary(config, positions), **changed}
+    return {**_write_rotary(config, positions), **changed}
 
 
-def write_gpt2(config: TransformerConfig, positions: int) -> dict[str, Any]:
+def _write_gpt2(config: TransformerConfig, positions: int) -> dict[str, Any]:
     """GPT2Config; its longest sequence is that of the learned positions."""
     del positions
     return {
@@ -86,12 +145,6 @@ def write_gpt2(config: TransformerConfig, positions: int) -> dict[str, Any]:
     }
 
 
-_LAYERS = 10_000
-
-Read = tuple[TransformerConfig, int]
-"""A shape, and the longest sequence of the config.json."""
-
-
 def _common(keys: Keys, tied: bool) -> dict[str, Any]:
     keys.expect("quantization_config", None)
     keys.expect("is_causal", True)
@@ -101,7 +154,7 @@ def _common(keys: Keys, tied: bool) -> dict[str, Any]:
     return {**shape, **({"embedding_std": std} if std > 0 else {})}
 
 
-def read_rotary(keys: Keys, longest: int, kv_heads: int | None = None, **more: Any) -> Read:
+def _read_rotary(keys: Keys, longest: int, kv_heads: int | None = None, **more: Any) -> Read:
     """The shape of Llama and of the architectures with its key names.
 
     `longest` and `kv_heads` are defaults, None for as many as there are heads; `more` are fields
@@ -129,21 +182,20 @@ def read_rotary(keys: Keys, longest: int, kv_heads: int | None = None, **more: A
     return TransformerConfig(**fields), positions
 
 
-def read_llama(keys: Keys) -> Read:
-    """LlamaConfig."""
+def _read_llama(keys: Keys) -> Read:
     keys.expect("hidden_act", "silu")
     biases = keys.flag("attention_bias", False)
     keys.expect("mlp_bias", biases, default=False)
-    return read_rotary(keys, 2048, biases=biases)
+    return _read_rotary(keys, 2048, biases=biases)
 
 
-def read_mistral(keys: Keys) -> Read:
+def _read_mistral(keys: Keys) -> Read:
     """MistralConfig; a `sliding_window` of null means no window."""
     keys.expect("hidden_act", "silu")
     keys.expect("attention_bias", False)
     window = _sliding_window(keys)
     windows = {} if window is None else {"window_pattern": "S", "window": window}
-    return read_rotary(keys, 131_072, 8, **windows)
+    return _read_rotary(keys, 131_072, 8, **windows)
 
 
 def _sliding_window(keys: Keys) -> int | None:
@@ -153,7 +205,7 @@ def _sliding_window(keys: Keys) -> int | None:
     return keys.count("sliding_window", 4096)
 
 
-def read_qwen(keys: Keys, **more: Any) -> Read:
+def _read_qwen(keys: Keys, **more: Any) -> Read:
     """Qwen2Config or Qwen3Config, which differ in `more`."""
     keys.expect("hidden_act", "silu")
     keys.expect("attention_bias", False)
@@ -172,7 +224,7 @@ def read_qwen(keys: Keys, **more: Any) -> Read:
                 "config.json: layer_types has sliding_attention but sliding_window is not in use"
             )
         more |= {"window": window, "window_pattern": _pattern_of(short)}
-    return read_rotary(keys, 32_768, 32, **more)
+    return _read_rotary(keys, 32_768, 32, **more)
 
 
 def _short_layers(kinds: Any, layers: int) -> list[bool]:
@@ -205,28 +257,24 @@ def _pattern_of(short: list[bool]) -> str:
     raise AssertionError("unreachable")
 
 
-def read_qwen2(keys: Keys) -> Read:
-    """Qwen2Config."""
-    return read_qwen(keys, qkv_biases=True)
+def _read_qwen2(keys: Keys) -> Read:
+    return _read_qwen(keys, qkv_biases=True)
 
 
-def read_qwen3(keys: Keys) -> Read:
-    """Qwen3Config."""
+def _read_qwen3(keys: Keys) -> Read:
     # The default head size does not depend on the width, unless the key is null.
     size = {} if keys.has("head_dim") else {"head_size": 128}
-    return read_qwen(keys, qk_norm=True, **size)
+    return _read_qwen(keys, qk_norm=True, **size)
 
 
-def read_nanochat(keys: Keys) -> Read:
-    """NanoChatConfig."""
+def _read_nanochat(keys: Keys) -> Read:
     keys.expect("hidden_act", "relu2")
     keys.expect("attention_bias", False)
     cap = 15.0
     if keys.has("final_logit_softcapping"):
         cap = keys.get("final_logit_softcapping")
         cap = None if cap is None else keys.number("final_logit_softcapping", above=0)
-    shape = {"qk_norm": True, "mlp_kind": "relu2", "norm": "plain_rms", "embedding_norm": True}
-    config, positions = read_rotary(keys, 2048, **shape, logit_soft_cap=cap)
+    config, positions = _read_rotary(keys, 2048, **_NANOCHAT, logit_soft_cap=cap)
     if isinstance(config.rope_scaling, YarnScaling):
         raise InputError(
             "config.json: rope_type 'yarn': NanoChat's norm after the rotation undoes its scale of "
@@ -235,17 +283,13 @@ def read_nanochat(keys: Keys) -> Read:
     return config, positions
 
 
-def read_gpt2(keys: Keys) -> Read:
-    """GPT2Config."""
+def _read_gpt2(keys: Keys) -> Read:
     keys.expect("activation_function", "gelu_new", "gelu_pytorch_tanh")
     keys.expect("scale_attn_weights", True)
     keys.expect("scale_attn_by_inverse_layer_idx", False)
     keys.expect("add_cross_attention", False)
-    embed, heads, positions = (
-        keys.count("n_embd", 768),
-        keys.count("n_head", 12),
-        keys.count("n_positions", 1024),
-    )
+    embed, heads = keys.count("n_embd", 768), keys.count("n_head", 12)
+    positions = keys.count("n_positions", 1024)
     if embed % heads:
         raise InputError(f"config.json: n_embd {embed} is not a multiple of n_head {heads}")
     config = TransformerConfig(
@@ -256,12 +300,72 @@ def read_gpt2(keys: Keys) -> Read:
         kv_heads=heads,
         head_size=embed // heads,
         mlp=keys.count("n_inner", 4 * embed),
-        mlp_kind="gelu",
-        norm="layer",
         norm_epsilon=keys.number("layer_norm_epsilon", 1e-5, above=0),
-        biases=True,
-        positions="learned",
         context=positions,
         qk_norm=False,
+        **_GPT2,
     )
     return config, positions
+
+
+def _window_in(config: TransformerConfig, expected: bool) -> Iterator[str]:
+    """Whether all layers have a window where one is expected, or none."""
+    if any((window is not None) != expected for window in config.windows):
+        yield f"window_pattern={config.window_pattern!r}"
+
+
+def _llama_also(config: TransformerConfig) -> Iterator[str]:
+    yield from _window_in(config, False)
+    if config.embed % config.heads:
+        yield f"embed={config.embed} (not a multiple of heads)"
+
+
+def _gpt2_also(config: TransformerConfig) -> Iterator[str]:
+    yield from _window_in(config, False)
+    if config.kv_heads != config.heads:
+        yield f"kv_heads={config.kv_heads} (not heads)"
+    if config.heads * config.head_size != config.embed:
+        yield f"head_size={config.head_size} (not embed / heads)"
+
+
+def _nanochat_also(config: TransformerConfig) -> Iterator[str]:
+    yield from _window_in(config, False)
+    if isinstance(config.rope_scaling, YarnScaling):
+        yield "rope_scaling=YarnScaling(...)"
+
+
+ARCHITECTURES = (
+    Architecture(
+        "Qwen3ForCausalLM", "qwen3", {**_MISTRAL, "qk_norm": True}, _write_qwen, _read_qwen3
+    ),
+    Architecture("LlamaForCausalLM", "llama", _LLAMA, _write_llama, _read_llama, _llama_also),
+    Architecture(
+        "MistralForCausalLM",
+        "mistral",
+        _MISTRAL,
+        _write_mistral,
+        _read_mistral,
+        also=functools.partial(_window_in, expected=True),
+    ),
+    Architecture(
+        "Qwen2ForCausalLM", "qwen2", {**_MISTRAL, "qkv_biases": True}, _write_qwen2, _read_qwen2
+    ),
+    Architecture(
+        "GPT2LMHeadModel",
+        "gpt2",
+        {**_LLAMA, **_GPT2},
+        _write_gpt2,
+        _read_gpt2,
+        also=_gpt2_also,
+        tensors=gpt2_tensors,
+    ),
+    Architecture(
+        "NanoChatForCausalLM",
+        "nanochat",
+        {**_COMMON, **_NANOCHAT, "biases": False},
+        _write_nanochat,
+        _read_nanochat,
+        also=_nanochat_also,
+        tensors=functools.partial(rotary_tensors, nanochat=True),
+    ),
+)

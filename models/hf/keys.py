@@ -31,25 +31,16 @@ _OPTIONAL = ("beta_fast", "beta_slow", "attention_factor")
 
 
 def write_rope(config: TransformerConfig) -> dict[str, Any]:
-    """The rotary keys of config.json."""
-    scaling = config.rope_scaling
-    if scaling is None:
-        old, kind = None, {"rope_type": "default"}
-    else:
-        names, rope_type = (
-            (YARN, "yarn") if isinstance(scaling, YarnScaling) else (LLAMA3, "llama3")
-        )
-        values = {theirs: getattr(scaling, ours) for theirs, ours in names.items()}
-        old = kind = {
-            "rope_type": rope_type,
-            **{name: value for name, value in values.items() if value is not None},
+    scaling, base, old = config.rope_scaling, config.rope_base, None
+    if scaling is not None:
+        yarn = isinstance(scaling, YarnScaling)
+        values = {
+            theirs: getattr(scaling, ours) for theirs, ours in (YARN if yarn else LLAMA3).items()
         }
-    base = config.rope_base
-    return {
-        "rope_parameters": {**kind, "rope_theta": base},
-        "rope_theta": base,
-        "rope_scaling": old,
-    }
+        given = {name: value for name, value in values.items() if value is not None}
+        old = {"rope_type": "yarn" if yarn else "llama3", **given}
+    both = {**(old or {"rope_type": "default"}), "rope_theta": base}
+    return {"rope_parameters": both, "rope_theta": base, "rope_scaling": old}
 
 
 def read_rope(keys: Keys, positions: int) -> tuple[float, RopeScaling | YarnScaling | None]:
@@ -81,8 +72,7 @@ def _read_form(
             f"{found!r:.200}"
         )
     inner = keys.inside(found)
-    old_kind = inner.get("type", "default")
-    kind = inner.get("rope_type", old_kind)
+    kind = inner.get("rope_type", inner.get("type", "default"))
     # YaRN's boundaries are logarithms to the base.
     base = inner.number("rope_theta", base, above=1 if kind == "yarn" else 0)
     inner.expect("partial_rotary_factor", 1.0, 1)
@@ -94,11 +84,8 @@ def _read_form(
         )
     if kind == "yarn":
         inner.expect("truncate", True)
-    given: dict[str, Any] = {
-        ours: inner.number(theirs)
-        for theirs, ours in names.items()
-        if inner.get(theirs) is not None
-    }
+    stated = {theirs: ours for theirs, ours in names.items() if inner.get(theirs) is not None}
+    given: dict[str, Any] = {ours: inner.number(theirs) for theirs, ours in stated.items()}
     if names:
         context = inner.count("original_max_position_embeddings", original)
         # Beside the object it has priority in `transformers`.
@@ -149,7 +136,6 @@ class Keys:
         return default if value is None else value
 
     def has(self, name: str) -> bool:
-        """Whether a key is present, possibly as null."""
         return name in self._content
 
     def count(self, name: str, default: int | None = None, most: int = _MOST) -> int:
@@ -175,7 +161,6 @@ class Keys:
         return float(value)
 
     def flag(self, name: str, default: bool) -> bool:
-        """True or false. Raises `InputError` for other values."""
         value = self.get(name, default)
         if not isinstance(value, bool):
             raise InputError(f"config.json: {name}: expected true or false, found {value!r:.80}")

@@ -30,7 +30,7 @@ class Tensor:
     """A tensor in the files of another project.
 
     `mirrored` is the head size where the second half of each head's features has the opposite sign,
-    because the other project rotates in the opposite direction; 0 for the same sign.
+    as the other project rotates in the opposite direction.
     """
 
     name: str
@@ -40,7 +40,6 @@ class Tensor:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The tensor's shape in the files."""
         *front, _ = self.parts[0].shape
         whole = (*front, sum(part.shape[-1] for part in self.parts))
         return whole[::-1] if self.transposed else whole
@@ -70,7 +69,7 @@ class Tensor:
         return heads.reshape(joined.shape)
 
 
-_ATTENTION = ("query", "key", "value", "output")
+_QKV = ("attention.query", "attention.key", "attention.value")
 _PLAIN_NAMES = {
     "attention_norm": "input_layernorm",
     "mlp_norm": "post_attention_layernorm",
@@ -86,11 +85,12 @@ _PLAIN_NAMES = {
 }
 _NANOCHAT_NAMES = {**_PLAIN_NAMES, "mlp.up": "mlp.fc1", "mlp.down": "mlp.fc2"}
 _GPT2_NAMES = {
-    "attention_norm": "ln_1",
-    "mlp_norm": "ln_2",
-    "attention.output": "attn.c_proj",
-    "mlp.up": "mlp.c_fc",
-    "mlp.down": "mlp.c_proj",
+    "attn.c_attn": _QKV,
+    "ln_1": ("attention_norm",),
+    "ln_2": ("mlp_norm",),
+    "attn.c_proj": ("attention.output",),
+    "mlp.c_fc": ("mlp.up",),
+    "mlp.c_proj": ("mlp.down",),
 }
 
 
@@ -99,17 +99,13 @@ def rotary_tensors(config: TransformerConfig, *, nanochat: bool = False) -> Iter
     names = _NANOCHAT_NAMES if nanochat else _PLAIN_NAMES
     yield _table("model.embed_tokens.weight", "embedding", config.vocab_size, config)
     for layer in range(config.layers):
-        at = f"model.layers.{layer}."
-        for path, shape in _matrices(config).items():
+        for path, shape in _arrays(config).items():
+            at, matrix = f"model.layers.{layer}.{names[path]}", len(shape) == 2
             turned = config.head_size if nanochat and path.endswith(("query", "key")) else 0
-            part = ArrayPart(f"blocks.stacked.{path}.matrix", layer, shape)
-            yield Tensor(f"{at}{names[path]}.weight", (part,), transposed=True, mirrored=turned)
-            if _has_bias(config, path):
-                bias = ArrayPart(f"blocks.stacked.{path}.bias", layer, shape[1:])
-                yield Tensor(f"{at}{names[path]}.bias", (bias,))
-        for path, size in _norms(config).items():
-            part = ArrayPart(f"blocks.stacked.{path}.weight", layer, (size,))
-            yield Tensor(f"{at}{names[path]}.weight", (part,))
+            part = (_part(path, "weight", layer, shape),)
+            yield Tensor(f"{at}.weight", part, transposed=matrix, mirrored=turned)
+            if matrix and (config.biases or (config.qkv_biases and path in _QKV)):
+                yield Tensor(f"{at}.bias", (_part(path, "bias", layer, shape),))
     if config.norm != "plain_rms":
         yield Tensor("model.norm.weight", (ArrayPart("final_norm.weight", None, (config.embed,)),))
     if not config.tied:
@@ -121,32 +117,12 @@ def gpt2_tensors(config: TransformerConfig) -> Iterator[Tensor]:
     assert config.context is not None
     yield _table("transformer.wte.weight", "embedding", config.vocab_size, config)
     yield _table("transformer.wpe.weight", "position_embedding", config.context, config)
-    matrices = _matrices(config)
+    shapes = _arrays(config)
     for layer in range(config.layers):
-        at, stacked = f"transformer.h.{layer}.", "blocks.stacked"
-        qkv = [
-            (f"{stacked}.attention.{name}", matrices[f"attention.{name}"]) for name in _ATTENTION
-        ]
-        yield Tensor(
-            f"{at}attn.c_attn.weight",
-            tuple(ArrayPart(f"{path}.matrix", layer, shape) for path, shape in qkv[:3]),
-        )
-        yield Tensor(
-            f"{at}attn.c_attn.bias",
-            tuple(ArrayPart(f"{path}.bias", layer, shape[1:]) for path, shape in qkv[:3]),
-        )
-        for path, name in _GPT2_NAMES.items():
-            if path in matrices:
-                shape = matrices[path]
-                part = ArrayPart(f"{stacked}.{path}.matrix", layer, shape)
-                yield Tensor(f"{at}{name}.weight", (part,))
-                yield Tensor(
-                    f"{at}{name}.bias", (ArrayPart(f"{stacked}.{path}.bias", layer, shape[1:]),)
-                )
-            else:
-                for kind in ("weight", "bias"):
-                    part = ArrayPart(f"{stacked}.{path}.{kind}", layer, (config.embed,))
-                    yield Tensor(f"{at}{name}.{kind}", (part,))
+        for name, paths in _GPT2_NAMES.items():
+            for kind in ("weight", "bias"):
+                parts = tuple(_part(path, kind, layer, shapes[path]) for path in paths)
+                yield Tensor(f"transformer.h.{layer}.{name}.{kind}", parts)
     for kind in ("weight", "bias"):
         part = ArrayPart(f"final_norm.{kind}", None, (config.embed,))
         yield Tensor(f"transformer.ln_f.{kind}", (part,))
@@ -158,31 +134,29 @@ def _table(name: str, path: str, rows: int, config: TransformerConfig) -> Tensor
     return Tensor(name, (ArrayPart(path, None, (rows, config.embed)),))
 
 
-def _matrices(config: TransformerConfig) -> dict[str, tuple[int, int]]:
-    """(in, out) of each matrix of a block."""
-    queries, kv = config.heads * config.head_size, config.kv_heads * config.head_size
-    shapes = {
-        "attention.query": (config.embed, queries),
-        "attention.key": (config.embed, kv),
-        "attention.value": (config.embed, kv),
-        "attention.output": (queries, config.embed),
-        "mlp.up": (config.embed, config.mlp),
-        "mlp.down": (config.mlp, config.embed),
+def _part(path: str, kind: str, layer: int, shape: tuple[int, ...]) -> ArrayPart:
+    """The weight or the bias of a norm or a matrix of a block."""
+    if len(shape) == 2:
+        kind, shape = ("matrix", shape) if kind == "weight" else (kind, shape[1:])
+    return ArrayPart(f"blocks.stacked.{path}.{kind}", layer, shape)
+
+
+def _arrays(config: TransformerConfig) -> dict[str, tuple[int, ...]]:
+    """(in, out) of each matrix of a block, then (features,) of each norm that has a weight."""
+    embed, size = config.embed, config.head_size
+    queries, kv = config.heads * size, config.kv_heads * size
+    shapes: dict[str, tuple[int, ...]] = {
+        "attention.query": (embed, queries),
+        "attention.key": (embed, kv),
+        "attention.value": (embed, kv),
+        "attention.output": (queries, embed),
+        "mlp.up": (embed, config.mlp),
+        "mlp.down": (config.mlp, embed),
     }
     if config.mlp_kind == "swiglu":
-        shapes["mlp.gate"] = (config.embed, config.mlp)
+        shapes["mlp.gate"] = (embed, config.mlp)
+    if config.norm != "plain_rms":
+        shapes |= dict.fromkeys(("attention_norm", "mlp_norm"), (embed,))
+        if config.qk_norm:
+            shapes |= dict.fromkeys(("attention.query_norm", "attention.key_norm"), (size,))
     return shapes
-
-
-def _has_bias(config: TransformerConfig, path: str) -> bool:
-    return config.biases or (config.qkv_biases and path.endswith(("query", "key", "value")))
-
-
-def _norms(config: TransformerConfig) -> dict[str, int]:
-    """Features of each norm of a block that has a weight."""
-    if config.norm == "plain_rms":
-        return {}
-    sizes = dict.fromkeys(("attention_norm", "mlp_norm"), config.embed)
-    if config.qk_norm:
-        sizes |= dict.fromkeys(("attention.query_norm", "attention.key_norm"), config.head_size)
-    return sizes

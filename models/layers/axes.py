@@ -6,8 +6,7 @@ attention contracts by name without repeating keys or values. `heads` is these t
 `kv_heads` outermost; `query_features` and `kv_features` are the features of all heads in one axis.
 
 Kernels, the loss and the embedding's gradient run in `jax.shard_map`, where the compiler would not
-partition them, or would all-reduce too much. Their mesh is the one that is set while the program is
-traced (`jax.set_mesh`, or `jax.sharding.use_abstract_mesh` without devices).
+partition them, or would all-reduce too much; their mesh is the one set while they are traced.
 """
 
 from __future__ import annotations
@@ -25,10 +24,7 @@ from models.shape.config import TransformerConfig
 
 
 def sum_scatter(x: Array, axes: tuple[str, ...], dimension: int, *, wide: bool) -> Array:
-    """`x` summed over the devices along `axes`, of which each keeps its part along `dimension`.
-
-    A `wide` sum is computed in float32.
-    """
+    """`x` summed over `axes`, in float32 if `wide`; a device keeps its part along `dimension`."""
     summed = x.astype(jnp.float32) if wide else x
     summed = jax.lax.psum_scatter(summed, axes, scatter_dimension=dimension, tiled=True)
     return summed.astype(x.dtype)
@@ -36,32 +32,19 @@ def sum_scatter(x: Array, axes: tuple[str, ...], dimension: int, *, wide: bool) 
 
 @dataclasses.dataclass(frozen=True)
 class TableSplit:
-    """The sharding of a table [vocab, embed] over devices with different sequences of the batch.
+    """The sharding of a table [vocab, embed] over devices with different sequences of the batch."""
 
-    Attributes:
-        axes: mesh axes; empty when every device has the whole table between steps too.
-        dimension: the dimension of the table that `axes` divide.
-        stays: whether the table stays divided, by ids, in the lookup and in the matmul of the loss.
-        wide: whether sums over devices are computed in float32.
-    """
-
-    axes: tuple[str, ...] = ()
-    dimension: int = 0
-    stays: bool = False
-    wide: bool = False
+    axes: tuple[str, ...] = ()  # empty when every device has the whole table between steps too
+    dimension: int = 0  # which `axes` divide
+    stays: bool = False  # divided, by ids, in the lookup and in the matmul of the loss
+    wide: bool = False  # sums over devices are computed in float32
 
     @property
     def spec(self) -> PartitionSpec:
-        """The partition spec of the table and of its gradient."""
         return PartitionSpec(*(None,) * self.dimension, self.axes) if self.axes else PartitionSpec()
 
     def reduce(self, table_VE: Array, tokens: tuple[str, ...]) -> Array:
-        """The sum of the devices' gradients of a table, of which each device keeps its part.
-
-        Args:
-            table_VE: this device's gradient of the whole table.
-            tokens: mesh axes to sum over, `axes` included.
-        """
+        """The sum over `tokens` of the devices' gradients of a whole table; each keeps its part."""
         dtype = table_VE.dtype
         if self.wide:
             table_VE = table_VE.astype(jnp.float32)
@@ -76,9 +59,6 @@ class MeshAxes:
     """The mesh axes that divide each axis of the activations and tables.
 
     Attributes:
-        batch: mesh axes that divide "batch".
-        heads: mesh axes that divide "kv_heads" (and the MLP and the vocabulary).
-        sequence: mesh axes that divide "position".
         tables: those axes of `batch` that divide embedding and head between steps: by ids, or along
             "embed" where `heads` divides the ids or the ids are not divisible.
         split_tables: whether tables divided by ids stay divided in the lookup and in the loss,
@@ -87,8 +67,8 @@ class MeshAxes:
     """
 
     batch: tuple[str, ...]
-    heads: tuple[str, ...] = ()
-    sequence: tuple[str, ...] = ()
+    heads: tuple[str, ...] = ()  # divide "kv_heads", the MLP and the vocabulary
+    sequence: tuple[str, ...] = ()  # divide "position"
     tables: tuple[str, ...] = ()
     split_tables: bool = False
     wide_sums: bool = False
@@ -99,11 +79,7 @@ class MeshAxes:
         return (*self.batch, *self.sequence)
 
     def shards(self, axes: tuple[str, ...]) -> int:
-        """The number of shards along `axes` of the current mesh.
-
-        Raises:
-            KeyError: the current mesh lacks one of these axes, or no mesh is set.
-        """
+        """The number of shards along `axes` of the current mesh; `KeyError` if it lacks one."""
         shape = jax.sharding.get_abstract_mesh().shape
         return math.prod(shape[name] for name in axes)
 
@@ -152,7 +128,6 @@ class ModelAxes:
 
 
 def model_axes(config: TransformerConfig) -> ModelAxes:
-    """Axes of the parameters that `config` describes."""
     return ModelAxes(
         Vocab=Axis(VOCAB, config.padded_vocab_size),
         Layers=Axis(LAYERS, config.layers),

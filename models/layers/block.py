@@ -41,10 +41,7 @@ def rotary_angles(
     base: float,
     scaling: RopeScaling | YarnScaling | None = None,
 ) -> NamedArray:
-    """Angles in radians, float32 [head_size / 2, ...] with the axes of the integer `positions`.
-
-    An axis stands for its indices.
-    """
+    """Radians, float32 [head_size / 2, ...] with the axes of `positions`, or an axis's indices."""
     Half = HeadSize.resize(HeadSize.size // 2)
     values = frequencies(HeadSize.size, base, scaling).astype(np.float32)
     frequency = hax.named(jnp.asarray(values), Half)
@@ -119,10 +116,9 @@ KV_AXES = (KV_HEADS, HEAD_SIZE)
 
 
 class Attention(eqx.Module):
-    """The parameters of grouped-query self-attention.
+    """Grouped-query self-attention; all heads share the norms of queries and keys.
 
-    The norms of queries and keys are shared by all heads (Dehghani et al., 2023, arXiv:2302.05442,
-    as in Qwen3).
+    QK-norm: Dehghani et al., 2023, arXiv:2302.05442, as in Qwen3.
     """
 
     query: Linear  # embed to kv_heads, q_per_kv, head_size
@@ -135,22 +131,18 @@ class Attention(eqx.Module):
 
     @staticmethod
     def init(config: TransformerConfig, axes: ModelAxes, *, key: jax.Array) -> Attention:
-        """Float32 parameters."""
         keys = jax.random.split(key, 4)
         heads = (axes.KVHeads, axes.QPerKV, axes.HeadSize)
         kv = (axes.KVHeads, axes.HeadSize)
 
-        def norm() -> Norm | None:
-            return Norm.init(axes.HeadSize, config) if config.qk_norm else None
-
-        bias = config.qkv_biases
+        bias, normed = config.qkv_biases, config.qk_norm
         return Attention(
             query=linear(keys[0], (axes.Embed,), heads, config, bias=bias),
             key=linear(keys[1], (axes.Embed,), kv, config, bias=bias),
             value=linear(keys[2], (axes.Embed,), kv, config, bias=bias),
             output=residual_linear(keys[3], heads, (axes.Embed,), config),
-            query_norm=norm(),
-            key_norm=norm(),
+            query_norm=Norm.init(axes.HeadSize, config) if normed else None,
+            key_norm=Norm.init(axes.HeadSize, config) if normed else None,
             scale=config.score_scale,
         )
 
@@ -159,11 +151,20 @@ class Attention(eqx.Module):
     ) -> tuple[NamedArray, NamedArray, NamedArray]:
         """Scaled queries, keys and values, normalized and rotated by their positions.
 
-        `x` has embed and other axes, in any order; `angles` has the axis head_size / 2 and
-        otherwise only axes of `x`, and is None with learned positions. Queries are [..., kv_heads,
-        q_per_kv, head_size], keys and values [..., kv_heads, head_size].
+        `x` has embed and other axes, in any order; `angles` are those of `rotary_angles`, None with
+        learned positions. Queries are [..., kv_heads, q_per_kv, head_size], keys and values [...,
+        kv_heads, head_size].
         """
-        q, k, v = self._projections(x)
+
+        def project(linear: Linear, names: tuple[str, ...], merged: str, name: str) -> NamedArray:
+            flat = linear.flattened(names, merged)(x, EMBED, merged)
+            flat = hax.tree_checkpoint_name(flat, name)
+            axes = tuple(linear.matrix.resolve_axis(axis) for axis in names)
+            return flat.unflatten_axis(merged, axes)
+
+        q = project(self.query, QUERY_AXES, QUERY_FEATURES, "queries")
+        k = project(self.key, KV_AXES, KV_FEATURES, "keys")
+        v = project(self.value, KV_AXES, KV_FEATURES, "values")
         if self.query_norm is not None and self.key_norm is not None:
             q, k = self.query_norm(q), self.key_norm(k)
         if angles is None:
@@ -178,21 +179,6 @@ class Attention(eqx.Module):
         projected = merged(out, QUERY_FEATURES, EMBED)
         return hax.tree_checkpoint_name(projected, "attention_output")
 
-    def _projections(self, x: NamedArray) -> tuple[NamedArray, NamedArray, NamedArray]:
-        """Queries, keys and values with the axes of `x`, "embed" replaced by head axes."""
-
-        def project(linear: Linear, names: tuple[str, ...], merged: str, name: str) -> NamedArray:
-            flat = linear.flattened(names, merged)(x, EMBED, merged)
-            flat = hax.tree_checkpoint_name(flat, name)
-            axes = tuple(linear.matrix.resolve_axis(axis) for axis in names)
-            return flat.unflatten_axis(merged, axes)
-
-        return (
-            project(self.query, QUERY_AXES, QUERY_FEATURES, "queries"),
-            project(self.key, KV_AXES, KV_FEATURES, "keys"),
-            project(self.value, KV_AXES, KV_FEATURES, "values"),
-        )
-
 
 class Mlp(eqx.Module):
     """Up projection, activation, down projection; with a gate for "swiglu"."""
@@ -204,7 +190,6 @@ class Mlp(eqx.Module):
 
     @staticmethod
     def init(config: TransformerConfig, axes: ModelAxes, *, key: jax.Array) -> Mlp:
-        """Float32 parameters."""
         gate, up, down = jax.random.split(key, 3)
         wide, scale = ((axes.Embed,), (axes.Mlp,), config), config.mlp_init_scale
         return Mlp(
@@ -219,12 +204,10 @@ class Mlp(eqx.Module):
         up = hax.tree_checkpoint_name(self.up(x, EMBED, MLP), "up")
         if self.gate is not None:
             gate = hax.tree_checkpoint_name(self.gate(x, EMBED, MLP), "gate")
-            return self.down(hax.silu(gate) * up, MLP, EMBED)
-        return self.down(_activation(self.kind, up), MLP, EMBED)
-
-
-def _activation(kind: str, up: NamedArray) -> NamedArray:
-    if kind == "gelu":
-        return hax.gelu(up, approximate=True)
-    positive = hax.maximum(up, 0)
-    return positive * positive if kind == "relu2" else positive
+            up = hax.silu(gate) * up
+        elif self.kind == "gelu":
+            up = hax.gelu(up, approximate=True)
+        else:
+            positive = hax.maximum(up, 0)
+            up = positive * positive if self.kind == "relu2" else positive
+        return self.down(up, MLP, EMBED)

@@ -1,11 +1,10 @@
 """Embedding lookup in tables that are sharded between steps.
 
-The gradient of a lookup is a scatter-add into a table. By default the compiler lets each device add
-its rows to a whole table and all-reduces the tables. Here they are reduce-scattered: a device
-receives only the part of the table that it stores. With `MeshAxes.split_tables` no device ever has
-a whole table: the ids of the devices that share a table are all-gathered, each device looks up the
-ids that it stores, and a reduce-scatter returns the rows (vocabulary parallelism, Shoeybi et al.,
-2019, arXiv:1909.08053, section 3).
+The gradient of a lookup is a scatter-add into a table. By default the compiler all-reduces the
+devices' whole tables; here they are reduce-scattered to what each device stores. With
+`MeshAxes.split_tables` no device ever has a whole table: the ids of the devices that share one are
+all-gathered, each looks up the ids that it stores, and a reduce-scatter returns the rows
+(vocabulary parallelism, Shoeybi et al., 2019, arXiv:1909.08053, section 3).
 """
 
 from __future__ import annotations
@@ -26,17 +25,14 @@ from models.layers.axes import MeshAxes, TableSplit, sum_scatter
 
 @dataclasses.dataclass(frozen=True)
 class _Sharding:
-    """The sharding of ids [batch, position] and of a table."""
-
     mesh: AbstractMesh
-    rows: PartitionSpec
+    rows: PartitionSpec  # of ids [batch, position]
     tokens: tuple[str, ...]
     table: TableSplit
 
     def map(
         self, run: Callable[..., Array], *arrays: Array, specs: Any, out: PartitionSpec
     ) -> Array:
-        """`run` on every device's shard of `arrays`."""
         return jax.shard_map(
             run,
             mesh=self.mesh,
@@ -65,7 +61,7 @@ def look_up(table_VE: Array, ids_BP: Array, mesh_axes: MeshAxes | None) -> Array
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _from_part(split: TableSplit, dtype: DTypeLike, part_VE: Array, ids_BP: Array) -> Array:
-    """Rows for this device's ids, where each device along `split.axes` has a part of the table.
+    """Rows for this device's ids; devices along `split.axes` have a part of the table each.
 
     Each id belongs to one device; the others contribute zeros, so the sum is exact.
     """
@@ -126,47 +122,36 @@ def _add_to_part(
 _from_part.defvjp(_look_up_part, _add_to_part)
 
 
-@jax.custom_vjp
 def take_rows(table_NE: Array, ids: Array) -> Array:
     """Rows [..., embed] of a table for ids [...] inside it; their gradients add up in float32."""
-    return jnp.take(table_NE, ids, axis=0)
-
-
-def _take(table_NE: Array, ids: Array) -> tuple[Array, tuple[Array, Array]]:
-    return jnp.take(table_NE, ids, axis=0), (table_NE, ids)
-
-
-def _add_rows(residuals: tuple[Array, Array], rows_bar: Array) -> tuple[Array, None]:
-    table_NE, ids = residuals  # only the table's shape is used
-    zero = jnp.zeros(table_NE.shape, jnp.float32)
-    return zero.at[ids].add(rows_bar.astype(jnp.float32)).astype(rows_bar.dtype), None
-
-
-take_rows.defvjp(_take, _add_rows)
+    return _from_whole(None, table_NE, ids)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _from_whole(sharding: _Sharding, table_VE: Array, ids_BP: Array) -> Array:
-    return jnp.take(table_VE, ids_BP, axis=0)
+def _from_whole(sharding: _Sharding | None, table_NE: Array, ids: Array) -> Array:
+    return jnp.take(table_NE, ids, axis=0)
 
 
-def _forward(
-    sharding: _Sharding, table_VE: Array, ids_BP: Array
+def _take(
+    sharding: _Sharding | None, table_NE: Array, ids: Array
 ) -> tuple[Array, tuple[Array, Array]]:
-    return _take(table_VE, ids_BP)
+    return jnp.take(table_NE, ids, axis=0), (table_NE, ids)
 
 
-def _backward(
-    sharding: _Sharding, residuals: tuple[Array, Array], rows_bar: Array
+def _add_rows(
+    sharding: _Sharding | None, residuals: tuple[Array, Array], rows_bar: Array
 ) -> tuple[Array, None]:
-    table_VE, ids_BP = residuals
+    table_NE, ids = residuals  # only the table's shape is used
 
     def local(ids: Array, bar: Array) -> Array:
-        whole, _ = _add_rows((table_VE, ids), bar)
-        return sharding.table.reduce(whole, sharding.tokens)
+        zero = jnp.zeros(table_NE.shape, jnp.float32)
+        whole = zero.at[ids].add(bar.astype(jnp.float32)).astype(bar.dtype)
+        return whole if sharding is None else sharding.table.reduce(whole, sharding.tokens)
 
+    if sharding is None:
+        return local(ids, rows_bar), None
     specs, out = (sharding.rows, sharding.rows), sharding.table.spec
-    return sharding.map(local, ids_BP, rows_bar, specs=specs, out=out), None
+    return sharding.map(local, ids, rows_bar, specs=specs, out=out), None
 
 
-_from_whole.defvjp(_forward, _backward)
+_from_whole.defvjp(_take, _add_rows)

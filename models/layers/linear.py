@@ -32,15 +32,6 @@ from models.named import Axis, NamedArray
 from models.shape.config import TransformerConfig
 
 
-def matmul(x: NamedArray, matrix: NamedArray, axis: str, out: str) -> NamedArray:
-    """`x` with `out` in the place of its axis `axis`; these are the only axes of `matrix`."""
-    if x.axes[-1].name == axis:
-        matrix = matrix.rearrange((axis, out))
-        return hax.named(_tokens_first(x.array, matrix.array), (*x.axes[:-1], matrix.axes[-1]))
-    y = hax.dot(matrix, x, axis=axis)
-    return y.rearrange(tuple(out if a.name == axis else a.name for a in x.axes))
-
-
 @jax.custom_vjp
 def _tokens_first(x: Array, matrix: Array) -> Array:
     """x [..., in] @ matrix [in, out], with the backward pass of the module docstring."""
@@ -109,11 +100,13 @@ class Linear(eqx.Module):
     bias: NamedArray | None
 
     def __call__(self, x: NamedArray, axis: str, out: str) -> NamedArray:
-        """`x` with `out` in the place of its axis `axis`, in the matrix's dtype.
-
-        `axis` and `out` must be the only axes of the matrix, see `flattened`.
-        """
-        y = matmul(x, self.matrix, axis, out)
+        """`x` with `out` in the place of `axis`; these are the matrix's axes, see `flattened`."""
+        if x.axes[-1].name == axis:
+            matrix = self.matrix.rearrange((axis, out))
+            y = hax.named(_tokens_first(x.array, matrix.array), (*x.axes[:-1], matrix.axes[-1]))
+        else:
+            y = hax.dot(self.matrix, x, axis=axis)
+            y = y.rearrange(tuple(out if a.name == axis else a.name for a in x.axes))
         if self.bias is None:
             return y
         # In float32, as then is the sum over all tokens that is the bias's gradient.
@@ -123,8 +116,7 @@ class Linear(eqx.Module):
     def flattened(self, axes: tuple[str, ...], name: str) -> Linear:
         """The same linear map with `axes` merged into one axis `name`, the first one outermost.
 
-        A matmul with one wide axis is stored densely; with heads of 64 as the last axis it is
-        padded to the TPU's 128 lanes, in memory too.
+        With heads of 64 as the last axis a result would be padded to the TPU's 128 lanes.
         """
 
         def flatten(array: NamedArray) -> NamedArray:

@@ -3,9 +3,9 @@
 RMSNorm (Zhang and Sennrich, 2019, arXiv:1910.07467): x / sqrt(mean(x^2) + epsilon) * weight.
 LayerNorm (Ba et al., 2016, arXiv:1607.06450): RMSNorm of x - mean(x), plus a bias.
 
-Parameters are created and updated in float32 and multiplied in the compute dtype. Statistics and
-weights of norms are float32 for every input dtype: they are a ten-thousandth of the parameters, and
-bfloat16's spacing just above 1.0 is 1/128. So are the learnt factors of a layer, one number each.
+Parameters are multiplied in the compute dtype. Statistics and weights of norms are float32 for
+every input dtype: they are a ten-thousandth of the parameters, and bfloat16's spacing just above
+1.0 is 1/128. So are the learnt factors of a layer, one number each.
 """
 
 from __future__ import annotations
@@ -36,20 +36,12 @@ def cast(model: Tree, dtype: DTypeLike) -> Tree:
 
 
 class Norm(eqx.Module):
-    """Normalization over one axis.
+    """Normalization over one axis."""
 
-    Attributes:
-        weight: float32 [over], initially one; None for no weight.
-        bias: float32 [over], initially zero; None for no bias.
-        over: name of the axis.
-        centred: whether to subtract the mean first (LayerNorm).
-        epsilon: added to the mean square.
-    """
-
-    weight: NamedArray | None
+    weight: NamedArray | None  # float32 [over], as is the bias
     bias: NamedArray | None
     over: str = eqx.field(static=True)
-    centred: bool = eqx.field(static=True)
+    centred: bool = eqx.field(static=True)  # whether to subtract the mean first (LayerNorm)
     epsilon: float = eqx.field(static=True)
 
     @staticmethod

@@ -2,8 +2,7 @@
 
 Program size and compile time do not grow with depth. Layers that differ in a static property (the
 attention window) are scanned by cycle: with windows S S S L the scan's body has four blocks. Layers
-after the last whole cycle are applied one by one. Remat wraps each block separately, so the cycle
-does not change what the backward pass keeps.
+after the last whole cycle are applied one by one. Remat wraps each block separately.
 """
 
 from __future__ import annotations
@@ -57,10 +56,9 @@ def apply_layers(
 ) -> NamedArray:
     """`x` after all layers, where `apply(block, x, kind)` applies one; axes and dtype unchanged.
 
-    The named arrays of `stacked` all have the axis "layers", and `kinds` are the layers' static
-    properties. The compiled loop applies `unroll` cycles of layers per iteration. An array with
-    fewer layers belongs to those that are true in `owners`, which follows from `kinds`; the others
-    get None for it.
+    The named arrays of `stacked` have the axis "layers", and `kinds` are the layers' static
+    properties. The compiled loop applies `unroll` cycles per iteration. An array with fewer layers
+    belongs to those that are true in `owners`, which follows from `kinds`; others get None for it.
     """
 
     def alone(block: Any, x: NamedArray, kind: Kind) -> tuple[NamedArray, None]:
@@ -78,11 +76,7 @@ def collect_layers(
     unroll: int = 1,
     owners: Sequence[bool] = (),
 ) -> tuple[NamedArray, Out]:
-    """`x` after all layers, as `apply_layers`, and the stacked outputs of the layers.
-
-    `apply` returns `x` and a tree of arrays; the result has these arrays with a leading axis of
-    layers.
-    """
+    """As `apply_layers`, and what `apply` returns beside `x`, with a leading axis of layers."""
     period, count = cycles_of(kinds)
     scanned = period * count
     named, structure = jax.tree.flatten(stacked, is_leaf=_is_named)
@@ -124,9 +118,8 @@ def collect_layers(
 def split_layers(stacked: Block) -> tuple[Block, ...]:
     """One block per layer, each with arrays of its own.
 
-    A loop that slices a layer out of stacked arrays copies it where the compiler cannot multiply by
-    a slice, as on a CPU. The copy is negligible compared with the matmuls of a whole sequence, but
-    adds half to the time of the matmuls of one token.
+    A CPU copies a layer out of stacked arrays before it multiplies by it, which adds half to the
+    time of the matmuls of one token.
     """
     named, structure = jax.tree.flatten(stacked, is_leaf=_is_named)
     layers = named[0].resolve_axis(LAYERS).size

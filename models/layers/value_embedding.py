@@ -47,10 +47,8 @@ def tables_and_gates(key: jax.Array, config: TransformerConfig, axes: ModelAxes)
     """
     if not any(config.value_layers):
         return NO_VALUES
-    Layers, Inputs = (
-        Axis(LAYERS, sum(config.value_layers)),
-        Axis(GATE, min(GATE_INPUTS, axes.Embed.size)),
-    )
+    Layers = Axis(LAYERS, sum(config.value_layers))
+    Inputs = Axis(GATE, min(GATE_INPUTS, axes.Embed.size))
     of_tables, of_gates = jax.random.split(jax.random.fold_in(key, 2))
     bound = config.init_scale * math.sqrt(3 / axes.Embed.size)
     table = (axes.Vocab, axes.KVHeads, Layers, axes.HeadSize)
@@ -71,11 +69,9 @@ def rows_of(
     table = table.rearrange((VOCAB, KV_HEADS, LAYERS, HEAD_SIZE))
     if mesh_axes is not None:  # whatever splits the heads, ids are free to be split by others
         mesh_axes = dataclasses.replace(mesh_axes, heads=())
-    flat = table.array.reshape(len(table.array), -1)
-    rows = look_up(flat, tokens.array, mesh_axes)
-    found = hax.named(
-        rows.reshape(*tokens.array.shape, *table.array.shape[1:]), (*tokens.axes, *table.axes[1:])
-    )
+    rows = look_up(table.array.reshape(len(table.array), -1), tokens.array, mesh_axes)
+    rows = rows.reshape(*tokens.array.shape, *table.array.shape[1:])
+    found = hax.named(rows, (*tokens.axes, *table.axes[1:]))
     found = found.rearrange((LAYERS, ..., KV_HEADS, HEAD_SIZE))
     found = found.flatten_axes((KV_HEADS, HEAD_SIZE), KV_FEATURES)
     axes = (LAYERS, *(KV_FEATURES if name == EMBED else name for name in order))

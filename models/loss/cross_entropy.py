@@ -43,9 +43,9 @@ _NO_PROBABILITY = -1e9  # exp is 0; finite, so that 0 times the soft cap's deriv
 class IdParts:
     """How the ids of logits [vocab, batch, position] are divided over devices.
 
-    `axes` are mesh axes of the surrounding `shard_map` that divide the ids, in order; empty where
-    every device has all ids. Devices along them have different sequences of the batch. `count` is
-    the number of ids; None where no logits are padding. `wide`: see `MeshAxes.wide_sums`.
+    `axes` are mesh axes of the surrounding `shard_map` that divide the ids, in order; devices along
+    them have different sequences of the batch. `count` is the number of ids; None where no logits
+    are padding. `wide`: see `MeshAxes.wide_sums`.
     """
 
     axes: tuple[str, ...] = ()
@@ -99,19 +99,14 @@ Gradients = tuple[Array, Array]
 class LossOptions:
     """How losses are computed.
 
-    Attributes:
-        z_loss: a in the formula above.
-        soft_cap: c in c * tanh(logits / c), or None.
-        chunks: number of chunks, a divisor of P.
-        mesh_axes: mesh axes that divide batch, positions and the head, or None on one device.
-        id_count: rows of the head that belong to an id; later rows are padding, without probability
-            or gradient. None: all rows.
+    `id_count` rows of the head belong to an id; later rows are padding, without probability or
+    gradient. None: all rows.
     """
 
-    z_loss: float = 0.0
-    soft_cap: float | None = None
-    chunks: int = 1
-    mesh_axes: MeshAxes | None = None
+    z_loss: float = 0.0  # a in the formula above
+    soft_cap: float | None = None  # c in c * tanh(logits / c)
+    chunks: int = 1  # a divisor of P
+    mesh_axes: MeshAxes | None = None  # that divide batch, positions and the head
     id_count: int | None = None
 
 
@@ -121,17 +116,9 @@ def summed_losses(
 ) -> Sums:
     """The objective, sum of w * nll + z_loss * w * z^2, and its two terms; float32 scalars.
 
-    Only the objective is differentiable, with respect to the hidden states and the head. The two
-    terms are for logging; a gradient through them is zero.
-
-    Args:
-        hidden_EBP, head_VE: hidden states and output head in one float dtype.
-        targets_BP: int32 ids in [0, V).
-        weights_BP: float32 weight of every token.
-        options: see `LossOptions`.
-
-    Raises:
-        InputError: `chunks` does not divide P.
+    Only the objective is differentiable, with respect to the hidden states and the head, which have
+    one float dtype; gradients of the terms are zero. Targets are int32, weights float32. Raises
+    `InputError` if `chunks` does not divide P.
     """
     arrays = hidden_EBP, head_VE, targets_BP, weights_BP
     return _over_devices(functools.partial(_sums, options), options, *arrays)[0]
@@ -193,12 +180,7 @@ def _join(x: Array) -> Array:
 
 
 def _sums(
-    options: LossOptions,
-    ids: IdParts,
-    hidden: Array,
-    head: Array,
-    targets: Array,
-    weights: Array,
+    options: LossOptions, ids: IdParts, hidden: Array, head: Array, *others: Array
 ) -> tuple[Sums, tuple[()]]:
     """The sums without gradients, over the sequences of all devices that share the ids."""
 
@@ -208,18 +190,13 @@ def _sums(
         return _add(sums, *losses, weights, options.z_loss), None
 
     zero = jnp.zeros((), jnp.float32)
-    split = tuple(_split(x, options.chunks) for x in (hidden, targets, weights))
+    split = tuple(_split(x, options.chunks) for x in (hidden, *others))
     (nll, z), _ = jax.lax.scan(one_chunk, (zero, zero), split)
     return (nll + z, nll, z), ()
 
 
 def _sums_and_gradients(
-    options: LossOptions,
-    ids: IdParts,
-    hidden: Array,
-    head: Array,
-    targets: Array,
-    weights: Array,
+    options: LossOptions, ids: IdParts, hidden: Array, head: Array, *others: Array
 ) -> tuple[Sums, Gradients]:
     """The sums, and the objective's gradients of the hidden states and, in float32, of the head."""
 
@@ -237,7 +214,7 @@ def _sums_and_gradients(
 
     zero = jnp.zeros((), jnp.float32)
     start = (zero, zero), jnp.zeros(head.shape, jnp.float32)
-    split = tuple(_split(x, options.chunks) for x in (hidden, targets, weights))
+    split = tuple(_split(x, options.chunks) for x in (hidden, *others))
     ((nll, z), head_bar), hidden_bar = jax.lax.scan(one_chunk, start, split)
     return (nll + z, nll, z), (_join(hidden_bar), head_bar)
 
@@ -288,11 +265,9 @@ def _over_devices(run: Any, options: LossOptions, *arrays: Array) -> Any:
     )(*arrays)
 
 
-def _forward(
-    hidden: Array, head: Array, targets: Array, weights: Array, options: LossOptions
-) -> tuple[Sums, Gradients]:
-    run = functools.partial(_sums_and_gradients, options)
-    return _over_devices(run, options, hidden, head, targets, weights)
+def _forward(*arguments: Any) -> tuple[Sums, Gradients]:
+    *arrays, options = arguments
+    return _over_devices(functools.partial(_sums_and_gradients, options), options, *arrays)
 
 
 def _backward(

@@ -1,9 +1,7 @@
 """Next-token cross-entropy as sums, so that means stay exact under gradient accumulation.
 
 The target at position i is token i + 1 of the same sequence; the last position has no target and
-never counts. The mean over microbatches is (sum of totals) / (sum of counts), also when the counts
-of the microbatches differ. The mask applies to predictions: position i of `loss_mask` is the weight
-of the prediction of token i + 1.
+never counts. The mean over microbatches is (sum of totals) / (sum of counts).
 """
 
 from __future__ import annotations
@@ -24,18 +22,12 @@ class Loss(eqx.Module):
     """Weighted sums over tokens; all float32 scalars.
 
     The loss of a step is objective / count, each summed over all microbatches of the step first.
-
-    Attributes:
-        objective: total + z, the only differentiable sum; gradients of the others are zero.
-        total: sum of negative log-likelihoods, in nats.
-        z: z_loss times the sum of squared log-sum-exps.
-        count: sum of the token weights.
     """
 
-    objective: jax.Array
-    total: jax.Array
-    z: jax.Array
-    count: jax.Array
+    objective: jax.Array  # total + z, the only differentiable sum
+    total: jax.Array  # of negative log-likelihoods, in nats
+    z: jax.Array  # z_loss times the sum of squared log-sum-exps
+    count: jax.Array  # of token weights
 
 
 def next_token_loss(
@@ -63,15 +55,10 @@ def next_token_loss(
     weight = _has_target(tokens)
     if loss_mask is not None:
         weight = weight * loss_mask.rearrange(weight.axes).astype(jnp.float32)
-    hidden, head, targets = _inputs(model, tokens, segment_ids, forward)
-    options = LossOptions(
-        z_loss=z_loss,
-        soft_cap=model.config.logit_soft_cap,
-        chunks=chunks,
-        mesh_axes=forward.mesh_axes,
-        id_count=_id_count(model),
-    )
-    objective, total, z = summed_losses(hidden, head, targets, weight.array, options)
+    arrays = _inputs(model, tokens, segment_ids, forward)
+    cap, ids = model.config.logit_soft_cap, _id_count(model)
+    options = LossOptions(z_loss, cap, chunks, forward.mesh_axes, ids)
+    objective, total, z = summed_losses(*arrays, weight.array, options)
     return Loss(objective=objective, total=total, z=z, count=hax.sum(weight).array)
 
 
@@ -85,9 +72,8 @@ def score_tokens(
 ) -> tuple[NamedArray, NamedArray]:
     """Negative log-likelihood in nats of token i + 1 at position i, float32 [batch, position].
 
-    Also, boolean [batch, position], whether no other token has a larger logit. At the last position
-    the likelihood is 0. The logits are computed in the fewest chunks of positions that fit
-    `budget` bytes of float32 on each device that `mesh_axes` names.
+    Also, boolean [batch, position], whether no other token has a larger logit. The logits are
+    computed in the fewest chunks of positions that fit `budget` bytes of float32 on each device.
     """
     tokens = tokens.rearrange((BATCH, POSITION))
     batch, position = tokens.array.shape

@@ -35,8 +35,8 @@ class RopeScaling:
 
     Frequencies of wavelengths above `original_context / low_frequency_factor` are divided by
     `factor`, those of wavelengths below `original_context / high_frequency_factor` stay, and
-    between the two the frequency is interpolated linearly (Llama Team, 2024, arXiv:2407.21783, as
-    in the released code and transformers' `rope_type="llama3"`).
+    between the two they are interpolated linearly (Llama Team, 2024, arXiv:2407.21783, as
+    transformers' `rope_type="llama3"`).
     """
 
     factor: Positive = 8.0
@@ -240,7 +240,6 @@ class TransformerConfig:
 
     @property
     def q_per_kv(self) -> int:
-        """Query heads served by one key/value head."""
         return self.heads // self.kv_heads
 
     @property
@@ -259,7 +258,6 @@ class TransformerConfig:
 
     @property
     def kinds(self) -> tuple[Kind, ...]:
-        """The kind of every layer, on which its program depends."""
         return tuple(zip(self.windows, self.value_layers, strict=True))
 
     @property
@@ -282,7 +280,6 @@ class TransformerConfig:
 
     @property
     def parameter_count(self) -> int:
-        """Number of all parameters."""
         gathered = 0 if self.tied else self.padded_vocab_size * self.embed
         gathered += (self.context or 0) * self.embed + self.value_parameters[0]
         norms = 2 * self.embed + (2 * self.head_size if self.qk_norm else 0)

@@ -47,9 +47,8 @@ class Footprint:
         widths: array elements per token and layer of each name of `models.shape.remat_names`,
             without attention's log-sum-exp.
         matrices: those of one block.
-        parameters: number of all parameters.
-        block_parameters: of these in matrices of the blocks, without gates of value embeddings.
-        table_parameters: of these in the embedding, an untied head and value embeddings.
+        block_parameters: in matrices of the blocks, without gates of value embeddings.
+        table_parameters: in the embedding, an untied head and value embeddings.
         without_embeddings: all but those and learned positions (Kaplan et al., 2020,
             arXiv:2001.08361, section 2.1).
         period, cycles: layers of an iteration of the loop over layers, and its iterations.
@@ -72,7 +71,6 @@ class Footprint:
 
 @functools.lru_cache(256)
 def footprint(model: TransformerConfig) -> Footprint:
-    """The footprint of a model."""
     queries, keys = model.heads * model.head_size, model.kv_heads * model.head_size
     inputs = {"queries": queries, "keys": keys, "values": keys}
     inputs |= {"gate": model.mlp if model.mlp_kind == "swiglu" else 0, "up": model.mlp}
@@ -144,8 +142,10 @@ def parameter_axes(model: TransformerConfig) -> tuple[Mapping[str, int], ...]:
     return (*found, embed, *({"layers": model.layers, **axes} for axes in of_block))
 
 
-def forward_flops_per_token(config: TransformerConfig, sequence_length: int, causal: bool) -> float:
-    """Mean FLOPs of one token's forward pass in a sequence of `sequence_length` tokens."""
+def training_flops_per_token(
+    config: TransformerConfig, sequence_length: int, causal: bool
+) -> float:
+    """Mean FLOPs of one token's forward and backward pass, three times the forward pass."""
 
     def attended(window: int | None) -> float:
         if causal:
@@ -154,14 +154,7 @@ def forward_flops_per_token(config: TransformerConfig, sequence_length: int, cau
 
     positions = math.fsum(attended(window) for window in config.windows)
     attention = 4 * config.heads * config.head_size * positions
-    return float(2 * config.matmul_parameters + attention)
-
-
-def training_flops_per_token(
-    config: TransformerConfig, sequence_length: int, causal: bool
-) -> float:
-    """Mean FLOPs of one token's forward and backward pass, three times the forward pass."""
-    return 3.0 * forward_flops_per_token(config, sequence_length, causal)
+    return 3.0 * float(2 * config.matmul_parameters + attention)
 
 
 LOGIT_BUDGET_BYTES = 512 * 2**20
@@ -179,10 +172,9 @@ def check_chunks(position: int, chunks: int) -> None:
 def chunk_count(
     batch: int, position: int, vocab: int, *, shards: int = 1, budget: int = LOGIT_BUDGET_BYTES
 ) -> int:
-    """The number of chunks of positions whose float32 logits fit `budget` bytes on a device each.
+    """Chunks of positions whose float32 logits fit `budget` bytes on each of `shards` devices.
 
-    The smallest sufficient divisor of `position`, or `position` where no divisor is sufficient;
-    `shards` devices divide the batch evenly.
+    The smallest sufficient divisor of `position`, or `position` where no divisor is sufficient.
     """
     needed = math.ceil(batch * position * vocab * 4 / shards / budget)
     small = [chunks for chunks in range(1, math.isqrt(position) + 1) if position % chunks == 0]

@@ -52,16 +52,11 @@ def saved_names(remat: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
                 f"save:<names>;offload:<names>, found {remat!r}; names are "
                 f"{', '.join(CHECKPOINT_NAMES)}"
             )
-        kept[verb] = tuple(NAMED_POLICIES.get(names.strip(), ())) or tuple(
-            _known(name.strip()) for name in names.split(",")
-        )
+        listed = tuple(name.strip() for name in names.split(","))
+        kept[verb] = NAMED_POLICIES.get(names.strip()) or listed
+        if unknown := [name for name in kept[verb] if name not in CHECKPOINT_NAMES]:
+            raise InputError(
+                f"remat: no intermediate is called {unknown[0]!r}; names to save are "
+                f"{', '.join(CHECKPOINT_NAMES)}"
+            )
     return kept["save"], kept["offload"]
-
-
-def _known(name: str) -> str:
-    if name not in CHECKPOINT_NAMES:
-        raise InputError(
-            f"remat: no intermediate is called {name!r}; names to save are "
-            f"{', '.join(CHECKPOINT_NAMES)}"
-        )
-    return name

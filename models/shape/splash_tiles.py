@@ -30,8 +30,6 @@ HBM_BYTES_PER_CYCLE = 937
 
 MOST_PARTIAL_SUMS = 2 * 2**30
 """Bytes per device that the fused backward kernel may allocate for partial sums in one layer."""
-
-
 COSTS = {
     64: {"forward": 3.0, "fused": 5.5, "keys_values": 4.4, "queries": 3.5},
     128: {"forward": 3.1, "fused": 5.5, "keys_values": 4.4, "queries": 3.5},
@@ -120,10 +118,10 @@ def choose_tiles(
     """The cheapest tile sizes for a sequence length.
 
     Every size is a multiple of 128 that divides the positions it tiles, and all compile within the
-    96 MiB of scoped vector memory that `training.step.state` sets. The backward pass uses the
-    fused kernel where it costs less than the two separate ones: it computes the scores once instead
-    of twice, but writes partial sums of the queries' gradients for every block of keys. It is not
-    used where these exceed `MOST_PARTIAL_SUMS`: they grow with the square of the positions.
+    96 MiB of scoped vector memory that `training.step.state` sets. The fused backward kernel is
+    used where it costs less than the two separate ones: it computes the scores once, but writes
+    partial sums of the queries' gradients for every block of keys, of which `MOST_PARTIAL_SUMS`
+    limits the bytes.
 
     `sequence_shards` devices share a sequence's queries; `position` is a multiple of 128 times
     these. `heads` are the query heads of all sequences that a device computes at once.
@@ -154,10 +152,8 @@ def row_cycles(
 ) -> float:
     """Scheduled cycles of both passes for one head of a sequence, with `choose_tiles`."""
     row = ScoreMatrix(position // sequence_shards, position, window)
-    forward, fused, *apart = (
-        _cheapest(row, head_size, kernel)[0]
-        for kernel in ("forward", "fused", "keys_values", "queries")
-    )
+    kernels = ("forward", "fused", "keys_values", "queries")
+    forward, fused, *apart = (_cheapest(row, head_size, kernel)[0] for kernel in kernels)
     return forward + min(fused, sum(apart))
 
 
@@ -202,7 +198,6 @@ def _cheapest(
 
 
 def _cycles(row: ScoreMatrix, tile: tuple[int, int], head_size: int, kernel: str) -> float:
-    """Cycles of one head of one sequence."""
     block_q, block_kv = tile
     grid = row.grid(tile, kernel)
     nearest = min(COSTS, key=lambda known: abs(known - head_size))
@@ -224,8 +219,7 @@ def choose_way(
 ) -> Literal["heads", "zigzag", "gathered"]:
     """How `models.attention.context_parallel` divides a sequence's attention over `shards` devices.
 
-    `chunk_fits`: half of a device's positions is a chunk that the kernel can tile. `kv_heads` are
-    those of one device before the all-to-all.
+    `chunk_fits`: the kernel can tile half of a device's positions. `kv_heads`: one device's own.
     """
     if kv_heads % shards == 0:
         return "heads"

@@ -46,17 +46,11 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True)
 class Sight:
-    """The keys that a block of queries sees, in chunks.
+    """The keys that a block of queries sees, in chunks."""
 
-    Attributes:
-        block: queries of a grid step, a multiple of `chunk`; blocks start at multiples of it.
-        chunk: keys whose scores are computed at a time, a multiple of 128.
-        window: positions that a query sees, itself included; None for all before it.
-    """
-
-    block: int
-    chunk: int
-    window: int | None
+    block: int  # queries of a grid step, a multiple of `chunk`; blocks start at multiples of it
+    chunk: int  # keys whose scores are computed at a time, a multiple of 128
+    window: int | None  # positions that a query sees, itself included; None for all before it
 
     @property
     def whole(self) -> int | None:
@@ -166,15 +160,12 @@ def row_cycles(row: Row, sight: Sight, group: int = 1) -> tuple[float, float]:
     return forward, backward + 3 * lanes * row.keys / group
 
 
-def vector_memory(row: Row, sight: Sight, itemsize: int, segments: bool, buffers: int) -> int:
-    """Bytes of vector memory of the backward kernel, with `buffers` of keys, values and results."""
-    whole = row.head_size * row.keys * (4 * itemsize * buffers + 2 * 4)
-    blocks = row.head_size * sight.block * (4 * itemsize * 2 + 4)
-    exact = 32 * 2**20 if itemsize == 4 else 0  # parts of float32 operands
-    return whole + blocks + exact + (row.keys * LANES * 4 if segments else 0)
-
-
 def buffers_of(row: Row, sight: Sight, itemsize: int, segments: bool) -> int:
     """2 where vector memory can hold the next head's keys too, 1 where it holds one, else 0."""
-    needs = (vector_memory(row, sight, itemsize, segments, n) for n in (2, 1))
-    return next((n for n, need in zip((2, 1), needs, strict=True) if need < VECTOR_MEMORY), 0)
+    whole = row.head_size * row.keys
+    blocks = row.head_size * sight.block * (4 * itemsize * 2 + 4)
+    rest = blocks + (row.keys * LANES * 4 if segments else 0)
+    rest += 32 * 2**20 if itemsize == 4 else 0  # parts of float32 operands
+    # Keys, values and their cotangents, and float32 sums of these, in the backward kernel.
+    fits = (whole * (4 * itemsize * n + 2 * 4) + rest < VECTOR_MEMORY for n in (2, 1))
+    return next((n for n, fit in zip((2, 1), fits, strict=True) if fit), 0)

@@ -35,24 +35,16 @@ _TOKENIZER = "tokenizer.json"
 
 @dataclass(frozen=True)
 class Trained:
-    """A committed checkpoint.
-
-    Attributes:
-        path: URL of its directory.
-        finished: whether its train step is published.
-        sequence_length, compute_dtype: of its training.
-        sequences: URL of the directory of the training sequences; None for an imported model.
-        root: URL of its step's directory.
-    """
+    """A committed checkpoint."""
 
     path: str
     step: int
-    finished: bool
+    finished: bool  # whether its train step is published
     model: TransformerConfig
-    sequence_length: int
+    sequence_length: int  # of its training, as the next
     compute_dtype: str
-    sequences: str | None
-    root: str
+    sequences: str | None  # directory of the training sequences; None for an imported model
+    root: str  # its step's directory
 
     @property
     def has_text(self) -> bool:
@@ -155,12 +147,10 @@ def find(url: str) -> Trained:
     if published is None or (inside and url not in [candidate.path for candidate in found]):
         # The checkpoint may be of a later build that has not replaced the published output yet.
         found += _of_ledgers(root)
-    if not inside:
-        if not found:
-            raise InputError(_nothing(root))
-        return found[-1].trained()
-    for candidate in found:
-        if candidate.path == url:
+    if not inside and not found:
+        raise InputError(_nothing(root))
+    for candidate in found if inside else found[-1:]:
+        if not inside or candidate.path == url:
             return candidate.trained()
     paths = ", ".join(candidate.path for candidate in found) or "none"
     raise InputError(
@@ -171,13 +161,12 @@ def find(url: str) -> Trained:
 
 @dataclass(frozen=True)
 class _Candidate:
-    """A checkpoint with its record, of a published step (`manifest`) or of another (`ledger`)."""
+    """A checkpoint, and the record of its step: published, or still a ledger."""
 
     path: str
     shard: Shard
     root: str
-    manifest: Manifest | None = None
-    ledger: Ledger | None = None
+    record: Manifest | Ledger
 
     @property
     def age(self) -> tuple[str, int]:
@@ -185,18 +174,16 @@ class _Candidate:
         return self.shard.root.split("/")[1], self.shard.result["step"]
 
     def trained(self) -> Trained:
-        """The checkpoint with its model and training, from its step's manifest or ledger."""
-        if self.manifest is not None:
-            about: Mapping[str, Any] = self.manifest.result
-            sequences = Checkpoint(self.root, self.manifest).input_paths.get("sequences")
+        if finished := isinstance(self.record, Manifest):
+            about: Mapping[str, Any] = self.record.result
+            sequences = Checkpoint(self.root, self.record).input_paths.get("sequences")
         else:
-            assert self.ledger is not None
-            about = about_of(self.ledger)
+            about = about_of(self.record)
             sequences = resolve_ref(self.root, about["sequences"])
         return Trained(
             path=self.path,
             step=self.shard.result["step"],
-            finished=self.manifest is not None,
+            finished=finished,
             model=TransformerConfig.from_plain(about["model"]),
             sequence_length=about["train"]["sequence_length"],
             compute_dtype=about["train"]["compute_dtype"],
@@ -216,7 +203,7 @@ def _of_manifest(root: str, published: Manifest) -> list[_Candidate]:
     shards = artifact.shards(_CHECKPOINTS)
     shards.sort(key=lambda shard: shard.name == result["checkpoint"])
     return [
-        _Candidate(storage.join(artifact.home, shard.root), shard, root, manifest=published)
+        _Candidate(storage.join(artifact.home, shard.root), shard, root, published)
         for shard in shards
     ]
 
@@ -225,7 +212,7 @@ def _of_ledgers(root: str) -> list[_Candidate]:
     """Checkpoints of unpublished builds, oldest first."""
     ledgers = (Ledger(root, build) for build in storage.list_names(storage.join(root, LEDGER)))
     found = [
-        _Candidate(storage.join(root, shard.root), shard, root, ledger=ledger)
+        _Candidate(storage.join(root, shard.root), shard, root, ledger)
         for ledger in ledgers
         for shard in ledger.finished(_CHECKPOINTS).values()
     ]

@@ -26,7 +26,7 @@ class LanguageModel:
 
     Attributes:
         trained: the checkpoint's step, the model's shape and the training's sequence length.
-        tokenizer: encodes text and decodes ids; None for a model of rows of integers.
+        tokenizer: None for a model of rows of integers.
         network: the model on the first device, in float32 on a CPU and else in the compute dtype.
     """
 
@@ -53,17 +53,10 @@ class LanguageModel:
         return self.tokenizer
 
     def __call__(self, tokens: Any) -> np.ndarray:
-        """Logits of the next token at each position (causal attention).
+        """Float32 logits [..., position, vocab] of the token after each of ids [..., position].
 
-        Args:
-            tokens: ids [position], or [batch, position] of sequences of one length.
-
-        Returns:
-            float32 [position, vocab], or [batch, position, vocab].
-
-        Raises:
-            InputError: there is no token, an id is not in the vocabulary, or there are more tokens
-                than the model's learned positions.
+        Raises `InputError`: there is no token, an id is not in the vocabulary, or there are more
+        tokens than the model's learned positions.
         """
         import numpy as np
 
@@ -91,15 +84,11 @@ class LanguageModel:
     ) -> str:
         """The model's continuation of `text`, up to the end of the document.
 
-        Args:
-            text: text to continue; an empty text begins a document.
-            new_tokens: most tokens to generate.
-            temperature, top_k, top_p, seed: see `models.generate.sampling_config.Sampling`;
-                a temperature of 0 is greedy.
+        An empty text begins a document. For the other arguments see
+        `models.generate.sampling_config.Sampling`; a temperature of 0 is greedy.
 
-        Raises:
-            InputError: an argument is out of its range, the text is too long for the model's
-                learned positions, or there is no tokenizer.
+        Raises `InputError`: an argument is out of its range, the text is too long for the model's
+        learned positions, or there is no tokenizer.
         """
         from models.generate.generate import generate
         from models.generate.sampling_config import Sampling
@@ -125,9 +114,8 @@ def load(
             it; or the artifact of a step that trains.
         tokenizer: URL of a tokenizer.json or of its directory, instead of the one of training.
 
-    Raises:
-        InputError: there is no model, or `tokenizer` is none of this model.
-        CorruptOutput: files are missing or changed.
+    Raises `InputError` if there is no model, or `tokenizer` is not this model's, and
+    `CorruptOutput` if files are missing or changed.
     """
     trained = find(model.path if isinstance(model, Checkpoint) else os.fspath(model))
     has_text = tokenizer is not None or trained.has_text

@@ -34,7 +34,6 @@ def write_cards(
     license: str,
     source_licenses: Sequence[str],
 ) -> None:
-    """Write README.md and DATA.md."""
     ancestors = lineage([model.path])
     known = known_licenses(ancestors)
     card = [*_front(license), f"# {name}", "", *_model(model, written), *_use(model)]
@@ -80,20 +79,20 @@ def _model(model: Checkpoint, written: Mapping[str, Any]) -> list[str]:
 
 def _use(model: Checkpoint) -> list[str]:
     length = model.train.sequence_length
-    if model.has_text:
+    if not model.has_text:
+        lines = ["It was trained on rows of integers, which have no text and no tokenizer."]
+    elif chat_of(model) is not None:
+        lines = [
+            "A chat model: in training, the chat template of this folder wrote conversations,",
+            "as `apply_chat_template` of `transformers` does.",
+        ]
+    else:
         loaded = model.tokenizer().load()
         bos, eos = (loaded.decode([index]) for index in (loaded.bos_id, loaded.eos_id))
         lines = [
             f"A base model: it continues text. In training a document began with `{bos}` (BOS) and",
             f"ended with `{eos}` (EOS). Begin a text with BOS if the tokenizer does not insert it.",
         ]
-        if chat_of(model) is not None:
-            lines = [
-                "A chat model: in training, the chat template of this folder wrote conversations,",
-                "as `apply_chat_template` of `transformers` does.",
-            ]
-    else:
-        lines = ["It was trained on rows of integers, which have no text and no tokenizer."]
     return ["## Use", "", *lines, f"Training sequences had {length:,} tokens.", ""]
 
 

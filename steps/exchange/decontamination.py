@@ -16,13 +16,9 @@ _HOW = {
 
 def decontaminated(ancestors: Sequence[Ancestor]) -> str:
     """The names of the sets for which all training documents were searched; "" for none."""
-    searched = {
-        a.path: set(a.manifest.result["contamination"]["sets"]) for a in _searches(ancestors)
-    }
+    sets = {a.path: a.manifest.result["contamination"]["sets"] for a in _searches(ancestors)}
     everywhere = [
-        set[str]().union(
-            *(searched[path] for path in _origins(cache, ancestors) if path in searched)
-        )
+        set[str]().union(*(sets.get(path, ()) for path in _origins(cache, ancestors)))
         for cache in _caches(ancestors)
     ]
     return ", ".join(sorted(set.intersection(*everywhere))) if everywhere else ""

@@ -109,11 +109,7 @@ def import_hf(
         "train": plain_identity(train),
         "vocab_size": tokenizer.vocab_size,
         "digest": tokenizer.digest,
-        "imported": {
-            "architecture": name,
-            "parameters": parameters,
-            "positions": model.positions,
-        },
+        "imported": {"architecture": name, "parameters": parameters, "positions": model.positions},
         "measured": {"source": source},
         "headline": [f"{name}, {parameters:,} parameters"],
     }

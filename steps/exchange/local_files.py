@@ -34,13 +34,12 @@ def write_locally(url: str) -> Iterator[str]:
 
     An error leaves no file behind.
     """
-    with contextlib.ExitStack() as stack:
-        local = storage.is_local(url)
-        path = storage.local_path(url) if local else url
-        above, _, name = path.rpartition("/")
-        if local:
-            os.makedirs(above, exist_ok=True)
-        folder = stack.enter_context(tempfile.TemporaryDirectory(dir=above if local else None))
+    local = storage.is_local(url)
+    path = storage.local_path(url) if local else url
+    above, _, name = path.rpartition("/")
+    if local:
+        os.makedirs(above, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=above if local else None) as folder:
         written = os.path.join(folder, name)
         yield written
         if local:

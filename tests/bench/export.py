@@ -45,12 +45,9 @@ def export(folder: Path, config: TransformerConfig, dtype: str) -> dict[str, Any
     """Write the folder; its tokenizer is nothing that grows with the model."""
     from steps.exchange.hf.hf_folder import Export, write_hf_folder
 
+    checkpoint = str(folder / "checkpoint")
     request = Export(
-        checkpoint=str(folder / "checkpoint"),
-        config=config,
-        positions=2048,
-        tokenizer=None,
-        dtype=dtype,
+        checkpoint=checkpoint, config=config, positions=2048, tokenizer=None, dtype=dtype
     )
     return write_hf_folder(str(folder / "exported"), request)
 
@@ -64,13 +61,8 @@ def back(folder: Path, config: TransformerConfig, dtype: str) -> dict[str, Any]:
     del dtype
     exported = str(folder / "exported")
     architecture = architecture_of(config)
-    model = FolderModel(
-        architecture=architecture,
-        config=config,
-        positions=2048,
-        tensors=list(architecture.tensors(config)),
-        content=Tensors(exported),
-    )
+    tensors = list(architecture.tensors(config))
+    model = FolderModel(architecture, config, 2048, tensors, Tensors(exported))
     write_checkpoint(model, str(folder / "imported"))
     return {"bytes": sum(f.stat().st_size for f in Path(exported).glob("*.safetensors"))}
 

@@ -6,23 +6,20 @@ One JSON object a line on stdout. The model is a Qwen3 shape with random weights
 PyTorch and `transformers` are installed (the `oracle` extra), theirs has the same weights and its
 own cache, and `same_tokens` says whether both wrote the same. `uncached` runs the whole window for
 every token, compiled. Everything is warmed up first, then runs in turns, `--runs` times;
-`tokens_per_second` is of all rows together and the median run, `best_tokens_per_second` of the
-fastest, `cpu_ms_per_token` processor time of the whole process. `first_token_ms` is the wall time
-until the first tokens of all rows are there; `cold_s` is the first run, with its compilations.
+`tokens_per_second` is of all rows together and the median run, `cpu_ms_per_token` processor time of
+the whole process.
 """
 
 from __future__ import annotations
 
 import argparse
-import dataclasses
+import functools
 import importlib.util
 import json
 import os
 import statistics
-import sys
 import time
 from collections.abc import Callable, Sequence
-from importlib.metadata import version
 from typing import Any
 
 import jax
@@ -30,8 +27,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import models.named as hax
-from models.generate.generate import stream
-from models.generate.kv_cache import cache_bytes
+from models.generate.generate import generate
 from models.shape.config import TransformerConfig
 from models.transformer import Forward, Transformer
 
@@ -43,44 +39,7 @@ SHAPES = {
         vocab_size=8192, layers=8, embed=512, heads=8, kv_heads=4, head_size=64, mlp=1536
     ),
 }
-Write = Callable[[], list[list[int]]]
-
-
-@dataclasses.dataclass
-class System:
-    """A way to continue the prompts, and how long it took.
-
-    Attributes:
-        write: all rows, prompt left out.
-        first: the same, of one token.
-    """
-
-    name: str
-    write: Write
-    first: Write
-    versions: dict[str, str]
-    cold: float = 0.0
-    walls: list[float] = dataclasses.field(default_factory=list)
-    worked: list[float] = dataclasses.field(default_factory=list)
-    firsts: list[float] = dataclasses.field(default_factory=list)
-    wrote: list[list[int]] = dataclasses.field(default_factory=list)
-
-    def warm_up(self) -> None:
-        """Compile, and keep what was written."""
-        began = time.perf_counter()
-        self.wrote = self.write()
-        self.cold = time.perf_counter() - began
-        self.first()
-
-    def measure(self) -> None:
-        """One run."""
-        began, worked = time.perf_counter(), time.process_time()
-        self.write()
-        self.walls.append(time.perf_counter() - began)
-        self.worked.append(time.process_time() - worked)
-        began = time.perf_counter()
-        self.first()
-        self.firsts.append(time.perf_counter() - began)
+Rows = list[list[int]]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -98,60 +57,44 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for shape in flags.shape:
         config = SHAPES[shape]
         theirs, model = _both(config) if peer else (None, _random(config))
+        systems = {
+            "ponente": functools.partial(generate, model, new_tokens=flags.new),
+            "uncached": functools.partial(_uncached, model, flags.new),
+        }
+        if theirs is not None:
+            systems["transformers"] = functools.partial(_transformers, theirs, flags.new)
         for batch in flags.batch:
             rng = np.random.default_rng(0)
             prompts = rng.integers(0, config.vocab_size, (batch, flags.prompt)).tolist()
-            systems = [_cached(model, prompts, flags.new), _uncached(model, prompts, flags.new)]
-            if theirs is not None:
-                systems.append(_transformers(theirs, prompts, flags.new))
-            _race(systems, config, {"shape": shape, "batch": batch, "prompt": flags.prompt}, flags)
+            about = {"shape": shape, "batch": batch, "prompt": flags.prompt, "new": flags.new}
+            about["parameters"] = config.parameter_count
+            _race(systems, prompts, about, flags.runs)
     return 0
 
 
 def _race(
-    systems: list[System], config: TransformerConfig, about: dict[str, Any], flags: Any
+    systems: dict[str, Callable[[Rows], Rows]], prompts: Rows, about: dict[str, Any], runs: int
 ) -> None:
-    for system in systems:
-        system.warm_up()
-    for _ in range(flags.runs):
-        for system in systems:
-            system.measure()
-    tokens = about["batch"] * flags.new
-    slots = cache_bytes(config, about["batch"], flags.prompt + flags.new, 4)
-    for system in systems:
-        median = statistics.median(system.walls)
-        _emit(
-            {
-                "name": system.name,
-                **about,
-                "new": flags.new,
-                "parameters": config.parameter_count,
-                "tokens_per_second": round(tokens / median, 1),
-                "best_tokens_per_second": round(tokens / min(system.walls), 1),
-                "ms_per_step": round(median / flags.new * 1000, 3),
-                "cpu_ms_per_token": round(statistics.median(system.worked) / tokens * 1000, 3),
-                "first_token_ms": round(statistics.median(system.firsts) * 1000, 2),
-                "cold_s": round(system.cold, 2),
-                "cache_bytes": slots if system.name != "uncached" else 0,
-                "same_tokens": system.wrote == systems[0].wrote,
-                "load": round(os.getloadavg()[0], 1),
-                "versions": system.versions,
-            }
-        )
-
-
-def _cached(model: Transformer, prompts: list[list[int]], new: int) -> System:
-    def write(count: int = new) -> list[list[int]]:
-        rows: list[list[int]] = [[] for _ in prompts]
-        for parts in stream(model, prompts, new_tokens=count):
-            for row, part in zip(rows, parts, strict=True):
-                row += part
-        return rows
-
-    def first() -> list[list[int]]:
-        return next(iter(stream(model, prompts, new_tokens=new)))
-
-    return System("ponente", write, first, _versions("jax", HALIAX))
+    """One after the other, as often as asked for, after a run that compiles."""
+    wrote = {name: write(prompts) for name, write in systems.items()}
+    took: dict[str, list[tuple[float, float]]] = {name: [] for name in systems}
+    for _ in range(runs):
+        for name, write in systems.items():
+            began, worked = time.perf_counter(), time.process_time()
+            write(prompts)
+            took[name].append((time.perf_counter() - began, time.process_time() - worked))
+    tokens = about["batch"] * about["new"]
+    for name, found in took.items():
+        wall, worked = (statistics.median(times) for times in zip(*found, strict=True))
+        line = {
+            "name": name,
+            **about,
+            "tokens_per_second": round(tokens / wall, 1),
+            "cpu_ms_per_token": round(worked / tokens * 1000, 3),
+            "same_tokens": wrote[name] == wrote["ponente"],
+            "load": round(os.getloadavg()[0], 1),
+        }
+        _emit(line)
 
 
 @jax.jit
@@ -166,73 +109,33 @@ def _whole_window(model: Transformer, rows: jax.Array, start: jax.Array) -> jax.
     return jax.lax.fori_loop(start, rows.shape[1], add_one, rows)
 
 
-def _uncached(model: Transformer, prompts: list[list[int]], new: int) -> System:
+def _uncached(model: Transformer, new: int, prompts: Rows) -> Rows:
     length = len(prompts[0])
-
-    def write(count: int = new) -> list[list[int]]:
-        rows = np.zeros((len(prompts), length + count), np.int32)
-        rows[:, :length] = prompts
-        return np.asarray(_whole_window(model, rows, jnp.int32(length)))[:, length:].tolist()
-
-    return System("uncached", write, lambda: write(1), _versions("jax", HALIAX))
+    rows = np.zeros((len(prompts), length + new), np.int32)
+    rows[:, :length] = prompts
+    return np.asarray(_whole_window(model, rows, jnp.int32(length)))[:, length:].tolist()
 
 
-def _transformers(model: Any, prompts: list[list[int]], new: int) -> System:
+def _transformers(model: Any, new: int, prompts: Rows) -> Rows:
     import torch
 
     ids = torch.tensor(prompts)
-
-    def write(count: int = new) -> list[list[int]]:
-        with torch.inference_mode():
-            out = model.generate(
-                ids,
-                attention_mask=torch.ones_like(ids),
-                max_new_tokens=count,
-                do_sample=False,
-                use_cache=True,
-                eos_token_id=None,
-                pad_token_id=0,
-            )
-        return out[:, ids.shape[1] :].tolist()
-
-    return System("transformers", write, lambda: write(1), _versions("torch", "transformers"))
+    how = {"max_new_tokens": new, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    with torch.inference_mode():
+        out = model.generate(ids, attention_mask=torch.ones_like(ids), use_cache=True, **how)
+    return out[:, ids.shape[1] :].tolist()
 
 
 def _both(config: TransformerConfig) -> tuple[Any, Transformer]:
     """A Qwen3ForCausalLM of random weights, and the same as ours."""
-    import transformers
-
     from tests.models import transformers_weights as weights
 
-    made = transformers.Qwen3Config(
-        vocab_size=config.vocab_size,
-        num_hidden_layers=config.layers,
-        hidden_size=config.embed,
-        num_attention_heads=config.heads,
-        num_key_value_heads=config.kv_heads,
-        head_dim=config.head_size,
-        intermediate_size=config.mlp,
-        rms_norm_eps=config.norm_epsilon,
-        tie_word_embeddings=config.tied,
-        rope_parameters={"rope_type": "default", "rope_theta": config.rope_base},
-        attention_bias=False,
-        max_position_embeddings=4096,
-        pad_token_id=None,
-    )
-    model = weights.randomized(transformers.Qwen3ForCausalLM(made))
-    state = weights.numpy_state(model.state_dict())
-    return model, weights.ours(config, state)
+    model = weights.random_model(config, 4096)
+    return model, weights.ours(config, weights.numpy_state(model.state_dict()))
 
 
 def _random(config: TransformerConfig) -> Transformer:
     return jax.jit(lambda key: Transformer.init(config, key=key))(jax.random.key(0))
-
-
-HALIAX = "haliax" if sys.version_info < (3, 12) else "marin-haliax"  # see pyproject.toml
-
-
-def _versions(*names: str) -> dict[str, str]:
-    return {name: version(name) for name in names}
 
 
 def _emit(record: dict[str, Any]) -> None:

@@ -20,4 +20,3 @@ def test_the_bench_prints_its_lines(capsys):
         assert line["same_tokens"]
         assert line["tokens_per_second"] > 0
         assert line["parameters"] == 1_049_984
-    assert ran["ponente"]["cache_bytes"] == 2 * 4 * 2 * 11 * 2 * 32 * 4

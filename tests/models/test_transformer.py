@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 from decimal import Decimal
-from functools import partial
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import models.named as hax
-from models.attention.dispatch import attend
-from models.attention.reference import Mask
 from models.layers.block import rotary_angles
 from models.layers.norms import cast
 from models.shape.config import TransformerConfig
@@ -90,27 +85,6 @@ def test_rows_longer_than_the_learned_positions_are_refused():
         model.hidden(small.named(small.tokens(position=9)))
 
 
-@pytest.mark.slow
-@settings(deadline=None, max_examples=20)
-@given(changed=st.integers(0, 11), new=st.integers(0, 60), seed=st.integers(0, 3))
-def test_the_future_does_not_influence_the_past(changed, new, seed):
-    """Changing token i leaves the logits before i as they were, to the bit."""
-    model, rows = small.model(), small.tokens(seed=seed)
-    other = rows.copy()
-    other[:, changed] = new
-    before = logits_of(model, small.named(rows))
-    after = logits_of(model, small.named(other))
-    np.testing.assert_array_equal(before[:, :changed], after[:, :changed])
-
-
-def first_layer(model, rows, window):
-    """Output of the first block [embed, batch, position]."""
-    x = model.embedding.take("vocab", small.named(rows)).rearrange(("embed", "batch", "position"))
-    angles = rotary_angles(x.resolve_axis("position"), hax.Axis("head_size", 8), 10_000.0)
-    block = next(iter(model.blocks.unstacked()))
-    return block(x, angles, partial(attend, mask=Mask(window), backend="reference"))[0].array
-
-
 @pytest.mark.parametrize("base", [10_000.0, 500_000.0, 1_000_000.0])
 def test_frequencies_are_rounded_once(base):
     """Of every pair of a head of 128: the nearest float32 of base^(-2i / 128)."""
@@ -118,16 +92,6 @@ def test_frequencies_are_rounded_once(base):
     one = hax.named(np.ones(1, np.int32), "position")
     angles = jax.jit(lambda p: rotary_angles(p, hax.Axis("head_size", 128), base))(one)
     np.testing.assert_array_equal(angles.array[:, 0], exact.astype(np.float32))
-
-
-def test_cast_changes_all_but_norms():
-    """bfloat16 matrices, float32 norm weights, float32 logits, bfloat16 hidden states."""
-    model, rows = cast(small.model(), jnp.bfloat16), small.named(small.tokens())
-    assert model.embedding.dtype == model.blocks.stacked.mlp.up.matrix.dtype == jnp.bfloat16
-    assert model.final_norm.weight.dtype == jnp.float32
-    assert model.blocks.stacked.attention.query_norm.weight.dtype == jnp.float32
-    assert eqx.filter_eval_shape(model.hidden, rows).dtype == jnp.bfloat16
-    assert eqx.filter_eval_shape(model.logits, rows).dtype == jnp.float32
 
 
 @pytest.mark.slow
@@ -150,21 +114,3 @@ def test_gradients_through_cast_are_float32():
         lambda m: hax.mean(cast(m, jnp.bfloat16).logits(rows)).array, small.model()
     )
     assert {leaf.dtype for leaf in jax.tree.leaves(grads)} == {jnp.dtype(jnp.float32)}
-
-
-@pytest.mark.slow
-def test_sharding_by_axis_name_changes_nothing():
-    """The same numbers come out of eight devices, with batch and mlp spread over them."""
-    mesh = small.mesh(data=4, tensor=2)
-    mapping = {"batch": "data", "mlp": "tensor", "kv_heads": "tensor"}
-    model, rows = small.model(), small.named(small.tokens(batch=4))
-
-    @eqx.filter_jit
-    def spread(model, rows):
-        with hax.axis_mapping(mapping):
-            return hax.shard(model).logits(hax.shard(rows)).array
-
-    with hax.set_mesh(mesh):
-        got = spread(model, rows)
-    assert got.sharding.spec[0] == "data"
-    np.testing.assert_allclose(got, logits_of(model, rows), atol=2e-5)

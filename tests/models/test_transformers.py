@@ -11,29 +11,16 @@ import pytest
 import models.named as hax
 from models.layers.block import rotary_angles
 from models.loss.next_token import next_token_loss
-from models.shape.config import TransformerConfig, YarnScaling
+from models.shape.config import YarnScaling
 from models.transformer import Forward
 from tests.models import small
+from tests.models.hf.shapes import SHAPES
 
 NEEDS_ORACLE = pytest.mark.skipif(
     not (find_spec("torch") and find_spec("transformers")),
     reason="the optional extra oracle (PyTorch with transformers) is not installed",
 )
 pytestmark = [pytest.mark.slow, NEEDS_ORACLE]
-
-VOCAB = 97
-LLAMA = {
-    "vocab_size": VOCAB,
-    "layers": 3,
-    "embed": 48,
-    "heads": 6,
-    "kv_heads": 2,
-    "head_size": 8,
-    "mlp": 80,
-    "qk_norm": False,
-    "norm_epsilon": 1e-5,
-    "rope_base": 500.0,
-}
 
 
 def theirs(model, tokens: np.ndarray) -> np.ndarray:
@@ -72,10 +59,10 @@ def test_gradients_of_the_mean_loss():
 
     from tests.models import transformers_weights as weights
 
-    config = TransformerConfig(**(LLAMA | {"qk_norm": True}))
+    config = SHAPES["Qwen3"]
     model = weights.random_model(config, 512)
     made = weights.ours(config, weights.numpy_state(model.state_dict()))
-    tokens = small.tokens(2, 24, VOCAB)
+    tokens = small.tokens(2, 24, config.vocab_size)
     ids = torch.tensor(tokens, dtype=torch.long)
     loss = model(ids, labels=ids).loss
     loss.backward()

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import ml_dtypes
@@ -66,28 +66,28 @@ def write_gguf(
     Returns:
         architecture, pre_tokenizer, composes (see `Vocabulary`), vocab_size, tensors, parameters
     """
-    source = read_model(folder, ignore_keys)
-    model = architecture(source)
-    rows = source.config.vocab_size
+    model = read_model(folder, ignore_keys)
+    arch, rows = _arch_of(model), model.config.vocab_size
     vocabulary = _vocabulary(folder, rows)
-    writer = GGUFWriter(path, MODEL_ARCH_NAMES[model.arch])
+    planned = list(_plan(arch, model, GGMLQuantizationType[dtype.upper()]))
+    writer = GGUFWriter(path, MODEL_ARCH_NAMES[arch])
     writer.add_name(name)
     writer.add_file_type(_FILE_TYPES[dtype])
     writer.add_quantization_version(GGML_QUANT_VERSION)
-    model.describe(writer)
+    _describe(writer, model)
     _add_vocabulary(writer, vocabulary)
     _add_chat(writer, folder)
     try:
-        parameters = _write(writer, _plan(model, GGMLQuantizationType[dtype.upper()]))
+        _write(writer, planned)
     finally:
         writer.close()
     return {
-        "architecture": MODEL_ARCH_NAMES[model.arch],
+        "architecture": MODEL_ARCH_NAMES[arch],
         "pre_tokenizer": vocabulary.pre,
         "composes": vocabulary.composes,
         "vocab_size": rows,
-        "tensors": len(source.tensors) + len(model.made),
-        "parameters": parameters,
+        "tensors": len(planned),
+        "parameters": sum(math.prod(shape) for _, shape, _, _ in planned),
         "bytes": os.path.getsize(path),
     }
 
@@ -104,32 +104,31 @@ _Planned = tuple[str, tuple[int, ...], GGMLQuantizationType, Callable[[], np.nda
 """Name in GGUF, shape, type and reader of a tensor."""
 
 
-def _plan(model: GgufArchitecture, matrices: GGMLQuantizationType) -> Iterator[_Planned]:
-    names = get_tensor_name_map(model.arch, model.model.config.layers)
-    for tensor in model.model.tensors:
+def _plan(
+    arch: MODEL_ARCH, model: FolderModel, matrices: GGMLQuantizationType
+) -> Iterator[_Planned]:
+    names = get_tensor_name_map(arch, model.config.layers)
+    for tensor in model.tensors:
         known = names.get_name(tensor.name, try_suffixes=(".weight", ".bias"))
         assert known is not None, tensor.name
-        shape = tensor.shape[::-1] if model.transposes(tensor) else tensor.shape
+        shape = tensor.shape[::-1] if _transposes(tensor) else tensor.shape
         kind = _F32 if len(shape) < 2 or known.startswith("position_embd") else matrices
         if kind is GGMLQuantizationType.Q8_0 and shape[-1] % _BLOCK:
             kind = _F16
-        yield known, shape, kind, lambda tensor=tensor: model.stored(tensor)
-    for known, values in model.made.items():
-        yield known, values.shape, _F32, lambda values=values: values
+        yield known, shape, kind, partial(_stored, arch, model, tensor)
+    if isinstance(model.config.rope_scaling, RopeScaling):
+        factors = llama3_factors(model.config)
+        yield "rope_freqs.weight", factors.shape, _F32, lambda: factors
 
 
-def _write(writer: GGUFWriter, planned: Iterator[_Planned]) -> int:
-    """Write the whole file in one pass; returns the number of values of all tensors."""
-    reads, count = [], 0
-    for name, shape, kind, read in planned:
-        size = int(np.prod(quant_shape_to_byte_shape(shape, kind)))
+def _write(writer: GGUFWriter, planned: Sequence[_Planned]) -> None:
+    for name, shape, kind, _ in planned:
+        size = math.prod(quant_shape_to_byte_shape(shape, kind))
         writer.add_tensor_info(name, shape, np.dtype(np.float32), size, raw_dtype=kind)
-        reads.append((name, kind, read))
-        count += int(np.prod(shape))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
-    for name, kind, read in reads:
+    for name, _, kind, read in planned:
         values = np.ascontiguousarray(read(), np.float32)
         if not (largest := np.abs(values).max(initial=0.0)) <= _LARGEST[kind]:
             if not np.isfinite(largest):
@@ -139,60 +138,56 @@ def _write(writer: GGUFWriter, planned: Iterator[_Planned]) -> int:
                 f"{name}: has numbers beyond {kind.name}'s {_LARGEST[kind]:,.6g}; export as {wider}"
             )
         writer.write_tensor_data(quantize(values, kind))
-    return count
 
 
-@dataclass(frozen=True)
-class GgufArchitecture:
-    """llama.cpp's architecture (`arch`) that computes the model of a folder.
-
-    `made` has the tensors that the safetensors files lack, by their name in GGUF.
-    """
-
-    arch: MODEL_ARCH
-    model: FolderModel
-    made: Mapping[str, np.ndarray] = field(default_factory=dict)
-
-    def describe(self, writer: GGUFWriter) -> None:
-        """Write the hyperparameters to a file."""
-        config = self.model.config
-        writer.add_block_count(config.layers)
-        writer.add_context_length(self.model.positions)
-        writer.add_embedding_length(config.embed)
-        writer.add_feed_forward_length(config.mlp)
-        writer.add_head_count(config.heads)
-        if config.positions == "learned":
-            writer.add_layer_norm_eps(config.norm_epsilon)
-            return
-        writer.add_vocab_size(config.vocab_size)
-        writer.add_head_count_kv(config.kv_heads)
-        writer.add_key_length(config.head_size)
-        writer.add_value_length(config.head_size)
-        writer.add_layer_norm_rms_eps(config.norm_epsilon)
-        writer.add_rope_dimension_count(config.head_size)
-        writer.add_rope_freq_base(config.rope_base)
-        if isinstance(config.rope_scaling, YarnScaling):
-            _describe_yarn(writer, config.rope_scaling)
-
-    def transposes(self, tensor: Tensor) -> bool:
-        """Whether a tensor is stored as [in, out]; llama.cpp stores [out, in]."""
-        part = tensor.parts[0]
-        return part.layer is not None and len(part.shape) == 2 and not tensor.transposed
-
-    def stored(self, tensor: Tensor) -> np.ndarray:
-        """The values of a tensor as llama.cpp has them."""
-        values, config = self.model.content.read(tensor.name), self.model.config
-        if self.transposes(tensor):
-            return values.T
-        if self.arch is MODEL_ARCH.LLAMA:
-            for part, heads in (("query", config.heads), ("key", config.kv_heads)):
-                if f".attention.{part}." in tensor.parts[0].path:
-                    return interleaved(values, heads)
-        return values
+def _describe(writer: GGUFWriter, model: FolderModel) -> None:
+    config = model.config
+    writer.add_block_count(config.layers)
+    writer.add_context_length(model.positions)
+    writer.add_embedding_length(config.embed)
+    writer.add_feed_forward_length(config.mlp)
+    writer.add_head_count(config.heads)
+    if config.positions == "learned":
+        writer.add_layer_norm_eps(config.norm_epsilon)
+        return
+    writer.add_vocab_size(config.vocab_size)
+    writer.add_head_count_kv(config.kv_heads)
+    writer.add_key_length(config.head_size)
+    writer.add_value_length(config.head_size)
+    writer.add_layer_norm_rms_eps(config.norm_epsilon)
+    writer.add_rope_dimension_count(config.head_size)
+    writer.add_rope_freq_base(config.rope_base)
+    if isinstance(yarn := config.rope_scaling, YarnScaling):
+        writer.add_rope_scaling_type(RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(yarn.factor)
+        writer.add_rope_scaling_orig_ctx_len(yarn.original_context)
+        writer.add_rope_scaling_yarn_beta_fast(yarn.beta_fast)
+        writer.add_rope_scaling_yarn_beta_slow(yarn.beta_slow)
+        # llama.cpp multiplies the paper's factor by the file's, so that has the ratio of the two.
+        paper = 0.1 * math.log(yarn.factor) + 1.0
+        writer.add_rope_scaling_attn_factors(yarn.attention_factor / paper)
 
 
-def architecture(model: FolderModel) -> GgufArchitecture:
-    """The architecture of a model.
+def _transposes(tensor: Tensor) -> bool:
+    """Whether a tensor is stored as [in, out]; llama.cpp stores [out, in]."""
+    part = tensor.parts[0]
+    return part.layer is not None and len(part.shape) == 2 and not tensor.transposed
+
+
+def _stored(arch: MODEL_ARCH, model: FolderModel, tensor: Tensor) -> np.ndarray:
+    """The values of a tensor as llama.cpp has them."""
+    values, config = model.content.read(tensor.name), model.config
+    if _transposes(tensor):
+        return values.T
+    if arch is MODEL_ARCH.LLAMA:
+        for part, heads in (("query", config.heads), ("key", config.kv_heads)):
+            if f".attention.{part}." in tensor.parts[0].path:
+                return interleaved(values, heads)
+    return values
+
+
+def _arch_of(model: FolderModel) -> MODEL_ARCH:
+    """llama.cpp's architecture that computes a model.
 
     A shape that llama.cpp's code does not support is refused: a file that loads and computes
     something else is the worst outcome.
@@ -209,15 +204,12 @@ def architecture(model: FolderModel) -> GgufArchitecture:
             f"llama.cpp's {name} attends to the whole sequence in every layer, so the file would "
             "compute something else"
         )
-    if not isinstance(config.rope_scaling, RopeScaling):
-        return GgufArchitecture(_KNOWN[name], model)
-    if name != "LlamaForCausalLM":
+    if isinstance(config.rope_scaling, RopeScaling) and name != "LlamaForCausalLM":
         raise InputError(
             f"config.json: rope_type 'llama3'; llama.cpp's {name} reads no such factors; models "
             "without qk_norm are exported as Llama, which has them"
         )
-    made = {"rope_freqs.weight": _llama3_factors(config)}
-    return GgufArchitecture(_KNOWN[name], model, made)
+    return _KNOWN[name]
 
 
 def interleaved(rows: np.ndarray, heads: int) -> np.ndarray:
@@ -231,18 +223,7 @@ def interleaved(rows: np.ndarray, heads: int) -> np.ndarray:
     return halves.swapaxes(1, 2).reshape(rows.shape)
 
 
-def _describe_yarn(writer: GGUFWriter, yarn: YarnScaling) -> None:
-    writer.add_rope_scaling_type(RopeScalingType.YARN)
-    writer.add_rope_scaling_factor(yarn.factor)
-    writer.add_rope_scaling_orig_ctx_len(yarn.original_context)
-    writer.add_rope_scaling_yarn_beta_fast(yarn.beta_fast)
-    writer.add_rope_scaling_yarn_beta_slow(yarn.beta_slow)
-    # llama.cpp multiplies the paper's factor by the file's, so the file has the ratio of the two.
-    paper = 0.1 * math.log(yarn.factor) + 1.0
-    writer.add_rope_scaling_attn_factors(yarn.attention_factor / paper)
-
-
-def _llama3_factors(config: TransformerConfig) -> np.ndarray:
+def llama3_factors(config: TransformerConfig) -> np.ndarray:
     """float32 [head_size / 2]: the divisors of rotary frequencies in Llama 3's scaling."""
     from models.layers.block import frequencies  # imports JAX, which nothing else here needs
 

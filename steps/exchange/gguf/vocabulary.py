@@ -48,35 +48,24 @@ _PLAIN_MODEL = {
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """The tokenizer metadata of a GGUF file.
+    """The tokenizer metadata of a GGUF file."""
 
-    Attributes:
-        pre: llama.cpp's name of the expression that divides text into words.
-        tokens: text of every id, in the byte-level alphabet; rows without an id get unused tokens.
-        types: `gguf.TokenType` of every id.
-        merges: "left right", in the order of their priority.
-        bos, eos, pad: ids; `pad` is None where there is none.
-        add_bos: whether a text begins with BOS.
-        composes: whether the tokenizer normalizes text to NFC, which llama.cpp does not.
-    """
-
-    pre: str
-    tokens: list[str]
-    types: list[int]
-    merges: list[str]
+    pre: str  # llama.cpp's name of the expression that divides text into words
+    tokens: list[str]  # of every id, in the byte-level alphabet; rows without an id are unused
+    types: list[int]  # `gguf.TokenType` of every id
+    merges: list[str]  # "left right", in the order of their priority
     bos: int
     eos: int
     pad: int | None
-    add_bos: bool
-    composes: bool
+    add_bos: bool  # whether a text begins with BOS
+    composes: bool  # whether the tokenizer normalizes text to NFC, which llama.cpp does not
 
 
 def read_vocabulary(content: bytes, special: Mapping[str, Any], rows: int) -> Vocabulary:
-    """The vocabulary of a model.
+    """The vocabulary of a model with `rows` ids.
 
-    Args:
-        special: bos_token, eos_token and pad_token by name, as in tokenizer_config.json, or
-            their ids (`..._id`), as in config.json.
+    `special` has bos_token, eos_token and pad_token by name, as tokenizer_config.json, or their ids
+    (`..._id`), as config.json.
     """
     tokenizer = _library(content)
     description = json.loads(tokenizer.to_str())  # complete, unlike the file
@@ -120,10 +109,8 @@ def _library(content: bytes) -> Tokenizer:
     file = parse(content)
     tokenizer = library(for_library(content, file))
     read, texts = tokenizer.get_vocab(), {}
-    for text, index in [
-        *ids_of(file).items(),
-        *((t["content"], t["id"]) for t in file["added_tokens"]),
-    ]:
+    added = ((t["content"], t["id"]) for t in file["added_tokens"])
+    for text, index in [*ids_of(file).items(), *added]:
         if read.get(text) != index or texts.setdefault(index, text) != text:
             raise InputError(
                 f"tokenizer.json: {text!r:.80} with the id {index}: expected one id for each text "

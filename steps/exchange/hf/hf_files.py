@@ -27,7 +27,7 @@ _BUFFERS = (".attn.bias", ".attn.masked_bias", "rotary_emb.inv_freq")  # in old 
 
 
 def read_file(folder: str, name: str) -> bytes:
-    """The contents of a file. Raises `InputError` if it cannot be read."""
+    """The contents of a file, or `InputError`."""
     path = os.path.join(folder, name)
     try:
         with open(path, "rb") as file:
@@ -40,7 +40,7 @@ def read_file(folder: str, name: str) -> bytes:
 
 
 def read_json(folder: str, name: str) -> dict[str, Any]:
-    """The JSON object in a file. Raises `InputError` if the file is not a readable JSON object."""
+    """The JSON object in a file, or `InputError`."""
     path = os.path.join(folder, name)
     try:
         found = parse_json(read_file(folder, name))
@@ -51,22 +51,14 @@ def read_json(folder: str, name: str) -> dict[str, Any]:
     return found
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class FolderModel:
-    """What config.json and the safetensors of a folder are, as `transformers` reads them.
-
-    Attributes:
-        architecture: class of `transformers`.
-        config: shape of the model; its vocabulary is the rows of the embedding.
-        positions: longest sequence, from config.json.
-        tensors: names, shapes and parts of all tensors, in order.
-        content: reader of the safetensors files.
-    """
+    """What config.json and the safetensors of a folder are, as `transformers` reads them."""
 
     architecture: Architecture
-    config: TransformerConfig
-    positions: int
-    tensors: list[Tensor]
+    config: TransformerConfig  # its vocabulary is the rows of the embedding
+    positions: int  # longest sequence, from config.json
+    tensors: list[Tensor]  # all of them, in order
     content: Tensors
 
 
@@ -84,28 +76,20 @@ def read_model(folder: str, ignore_keys: Collection[str] = ()) -> FolderModel:
     content.check({tensor.name: tensor.shape for tensor in tensors})
     if config.tied and not stored.tied and content.equal(_HEAD, tensors[0].name):
         stored, tensors = config, [tensor for tensor in tensors if tensor.name != _HEAD]
-    return FolderModel(
-        architecture=architecture,
-        config=stored,
-        positions=positions,
-        tensors=tensors,
-        content=content,
-    )
+    return FolderModel(architecture, stored, positions, tensors, content)
 
 
 class Tensors:
     """The safetensors files of a folder: model.safetensors, else the files of an index.
 
-    Raises:
-        InputError: the folder has none, one is not readable, or the index is of other files.
+    Raises `InputError`: there is none, one is not readable, or the index is of other files.
     """
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
         # As `transformers`: an index beside the single file is of an earlier model.
-        if os.path.exists(os.path.join(folder, SINGLE)) or not os.path.exists(
-            os.path.join(folder, INDEX)
-        ):
+        single, index = (os.path.exists(os.path.join(folder, name)) for name in (SINGLE, INDEX))
+        if single or not index:
             with self._open(SINGLE) as file:
                 self._files = dict.fromkeys(file.keys(), SINGLE)
             return
@@ -142,20 +126,18 @@ class Tensors:
         for file in sorted({self._files[name] for name in shapes}):
             with self._open(file) as opened:
                 for name in (name for name in shapes if self._files[name] == file):
-                    self._check_one(name, opened.get_slice(name), shapes[name])
-
-    def _check_one(self, name: str, stored: Any, shape: tuple[int, ...]) -> None:
-        found = tuple(stored.get_shape())
-        if found != shape:
-            raise InputError(
-                f"{self._folder}: {name} in {self._files[name]} has shape {found}; by config.json "
-                f"it is {shape}; export the model again"
-            )
-        if (dtype := stored.get_dtype()) not in _DTYPES:
-            raise InputError(
-                f"{self._folder}: {name} has dtype {dtype}; only {', '.join(_DTYPES)} are read: a "
-                "quantised model must be converted first"
-            )
+                    stored, shape = opened.get_slice(name), shapes[name]
+                    found, dtype = tuple(stored.get_shape()), stored.get_dtype()
+                    if found != shape:
+                        raise InputError(
+                            f"{self._folder}: {name} in {file} has shape {found}; by config.json "
+                            f"it is {shape}; export the model again"
+                        )
+                    if dtype not in _DTYPES:
+                        raise InputError(
+                            f"{self._folder}: {name} has dtype {dtype}; only {', '.join(_DTYPES)} "
+                            "are read: a quantised model must be converted first"
+                        )
 
     def read(self, name: str) -> np.ndarray:
         """The values of a tensor in its stored dtype."""
@@ -163,7 +145,6 @@ class Tensors:
             return opened.get_tensor(name)
 
     def equal(self, one: str, other: str) -> bool:
-        """Whether two tensors of one shape have the same values."""
         with self._open(self._files[one]) as first, self._open(self._files[other]) as second:
             left, right = first.get_slice(one), second.get_slice(other)
             rows = left.get_shape()[0]

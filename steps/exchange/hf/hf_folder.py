@@ -1,7 +1,7 @@
 """Write a trained model as a folder for `transformers` and compatible programs.
 
-One process streams the checkpoint's chunks into safetensors tensor by tensor, so the export needs
-neither accelerators nor memory for the whole model.
+The checkpoint's chunks are streamed into safetensors tensor by tensor, so the export needs neither
+accelerators nor memory for the whole model.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import ml_dtypes
 import numpy as np
 
 from data.tokenizer.text_tokenizer import TextTokenizer
-from models.hf.architectures import Architecture, architecture_of, to_json
+from models.hf.architectures import architecture_of, to_json
 from models.hf.tensors import Tensor
 from models.shape.config import TransformerConfig
 from pipeline.errors import InputError
@@ -42,21 +42,13 @@ _SAMPLING = {"do_sample": True, "temperature": 0.8, "top_k": 40}  # as `ponente 
 
 @dataclass(frozen=True, kw_only=True)
 class Export:
-    """The model to export, and its format.
-
-    Attributes:
-        checkpoint: URL of a checkpoint's directory.
-        positions: tokens of a sequence in training.
-        tokenizer: tokenizer of training; None for a folder without one.
-        chat: chat template of training and the end of a turn; None for a model of documents.
-        dtype, parameters, shard_bytes, auto_tokenizer: as for `export_hf`.
-    """
+    """The model to export, and its format; the last four are arguments of `export_hf`."""
 
     checkpoint: str
     config: TransformerConfig
-    positions: int
+    positions: int  # tokens of a sequence in training
     tokenizer: TextTokenizer | None
-    chat: Chat | None = None
+    chat: Chat | None = None  # that of training; None for a model of documents
     dtype: str = "bfloat16"
     parameters: str = "ema"
     shard_bytes: int = SHARD_BYTES
@@ -64,11 +56,7 @@ class Export:
 
 
 def write_hf_folder(folder: str, export: Export) -> dict[str, Any]:
-    """Write config.json, generation_config.json, safetensors and the tokenizer's files.
-
-    Returns:
-        architecture, dtype, parameters ("ema" or "last"), files, bytes and tensors.
-    """
+    """Write config.json, generation_config.json, safetensors and the tokenizer's files."""
     config = export.config
     check_choices("export", export.dtype, export.parameters)
     architecture = architecture_of(config)
@@ -85,7 +73,7 @@ def write_hf_folder(folder: str, export: Export) -> dict[str, Any]:
     if len(shards) > 1:
         weights = {tensor.name: file for file, of_file in shards for tensor in of_file}
         _write_json(folder, INDEX, {"metadata": {"total_size": total}, "weight_map": weights})
-    _write_configs(folder, architecture, export)
+    write_configs(folder, export)
     if export.tokenizer is not None:
         template = export.chat.template if export.chat else None
         write_tokenizer_files(
@@ -130,19 +118,15 @@ def write_shard(
 
     It is the length of a header (8 bytes, little-endian), the header (JSON of dtype, shape and
     offsets of every tensor), and the tensors' bytes (https://huggingface.co/docs/safetensors). The
-    library's own writer needs all tensors in memory. `pieces` gives the float32 values of a tensor,
-    in row-major order.
+    library's own writer needs all tensors in memory. `pieces` gives a tensor's float32 values.
     """
     code, kind = DTYPES[dtype]
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
     for tensor in tensors:
         begin, end = end, end + math.prod(tensor.shape) * np.dtype(kind).itemsize
-        header[tensor.name] = {
-            "dtype": code,
-            "shape": list(tensor.shape),
-            "data_offsets": [begin, end],
-        }
+        about = {"dtype": code, "shape": list(tensor.shape), "data_offsets": [begin, end]}
+        header[tensor.name] = about
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % _ALIGNED)
     with storage.open_write(url) as file:
@@ -163,10 +147,9 @@ def write_shard(
     return end
 
 
-def _write_configs(folder: str, architecture: Architecture, export: Export) -> None:
-    bos, eos = None, None
-    if export.tokenizer is not None:
-        bos, eos = export.tokenizer.bos_id, export.tokenizer.eos_id
+def write_configs(folder: str, export: Export) -> None:
+    tokenizer = export.tokenizer
+    bos, eos = (None, None) if tokenizer is None else (tokenizer.bos_id, tokenizer.eos_id)
     special: dict[str, Any] = {"bos_token_id": bos, "eos_token_id": eos}
     content = {
         **to_json(export.config, export.positions),

@@ -1,13 +1,13 @@
 """Write and read the tokenizer files of `transformers`: tokenizer.json and its configurations.
 
 `AutoTokenizer` of a written folder gives the ids of training. It inserts BOS before a text if the
-tokenizer's own file does; without a BOS of its own, EOS separated the documents in training, so it
-is BOS too. As always in `transformers`, the text of a special token is encoded as that token;
-training encoded it as plain text, as `split_special_tokens=True` does.
+tokenizer's own file does; without a BOS of its own, EOS is BOS too, as it was in training. As
+always in `transformers`, the text of a special token is encoded as that token, unlike in training.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Mapping
@@ -35,8 +35,7 @@ def write_tokenizer_files(
 ) -> None:
     """Write tokenizer.json, tokenizer_config.json, special_tokens_map.json and chat_template.jinja.
 
-    Args:
-        vocab_size: rows of the exported embedding; those beyond the tokenizer's ids are padding.
+    `vocab_size` are the rows of the exported embedding; those beyond the ids are padding.
     """
     if tokenizer.vocab_size > vocab_size:
         raise InputError(
@@ -60,11 +59,8 @@ def write_tokenizer_files(
         "tokenizer_class": "PreTrainedTokenizerFast",
         **special,
     }
-    for name, content in (
-        ("tokenizer.json", description),
-        (_CONFIG, config),
-        (_MAP, special),
-    ):
+    files = {"tokenizer.json": description, _CONFIG: config, _MAP: special}
+    for name, content in files.items():
         text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
         storage.write_atomic(storage.join(folder, name), text.encode())
     if chat_template is not None:
@@ -82,11 +78,9 @@ def check_auto_tokenizer(tokenizer: TextTokenizer, architecture: Architecture) -
         return
     description = json.loads(library(tokenizer.content).to_str())
     normalizer = (description.get("normalizer") or {}).get("type")
-    try:
+    with contextlib.suppress(InputError):
         if normalizer == "NFC" and pre_type(description) == "qwen2":
             return
-    except InputError:
-        pass
     raise InputError(
         f"tokenizer: AutoTokenizer gives a {architecture.name} the split and the normalizer of "
         f"Qwen2's own tokenizer, and with them other ids than training; {OTHER_TOKENIZER}"

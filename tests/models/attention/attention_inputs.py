@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
+from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel
 from jax.interpreters import partial_eval
 
 import models.named as hax
+from models.attention import ponente, splash
 from models.attention.dispatch import attend
 from models.attention.reference import Mask
+from models.shape.tpu_tiles import Sight
 from models.transformer import Forward
 from tests.models import small
 
@@ -65,6 +71,40 @@ def difference_from_reference(
     # A window of one has gradients of zero: nothing to be relative to. All others are about one.
     pairs = zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True)
     return max(float(abs(g.astype(jnp.float32) - w).max() / max(abs(w).max(), 1)) for g, w in pairs)
+
+
+@contextlib.contextmanager
+def tiled(queries, keys, compute, fused):
+    """Builds every splash kernel with these tiles."""
+    sizes = splash_attention_kernel.BlockSizes(
+        block_q=queries,
+        block_kv=keys,
+        block_kv_compute=compute,
+        block_q_dkv=queries,
+        block_kv_dkv=keys,
+        block_kv_dkv_compute=compute,
+        block_q_dq=None if fused else queries,
+        block_kv_dq=None if fused else keys,
+        use_fused_bwd_kernel=fused,
+        **dict.fromkeys(("q_layout", "k_layout", "v_layout"), splash.SEQ_MINOR),
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        splash.build.cache_clear()
+        patch.setattr(splash, "block_sizes", lambda *_: sizes)
+        yield
+    splash.build.cache_clear()
+
+
+@contextlib.contextmanager
+def small_blocks():
+    """Makes every ponente kernel with blocks of 256 and chunks of 128, where they divide a row."""
+
+    def choose(row):
+        return Sight(256 if row.queries % 256 == 0 else 128, 128, row.window)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ponente, "choose_sight", choose)
+        yield
 
 
 def kernel_calls(backend, remat):

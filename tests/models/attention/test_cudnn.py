@@ -87,7 +87,7 @@ def calls(program):
 @pytest.mark.parametrize("window", [None, 100])
 def test_our_rule_calls_the_kernels_as_jax_does(installed, window):
     """A JAX whose private rules differ from what we pass them shows here."""
-    ours = functools.partial(cudnn.cudnn, window=window, mesh_axes=None)
+    ours = functools.partial(cudnn.cudnn, window)
     options = cudnn.options(window)
     theirs = functools.partial(jax.nn.dot_product_attention, implementation="cudnn", **options)
     got, want = (calls(lowered(both(attention), *shapes())) for attention in (ours, theirs))
@@ -103,7 +103,7 @@ def test_our_rule_calls_the_kernels_as_jax_does(installed, window):
 
 def test_saved_by_name_the_forward_kernel_runs_once(installed):
     """Its log-sum-exp has the name too; under JAX's own rule it would not."""
-    ours = functools.partial(cudnn.cudnn, window=None, mesh_axes=None)
+    ours = functools.partial(cudnn.cudnn, None)
     options = cudnn.options(None)
     theirs = functools.partial(jax.nn.dot_product_attention, implementation="cudnn", **options)
     by_name = checkpoint_policies.save_only_these_names("attention_residuals")

@@ -10,8 +10,8 @@ import pytest
 
 from models.attention.backend_choice import choose_backend
 from pipeline.errors import InputError
-from tests.models import reference, small
-from tests.models.attention.attention_inputs import attended, inputs, segments, value_and_gradients
+from tests.models import reference
+from tests.models.attention.attention_inputs import attended, inputs, segments
 
 reference_of = eqx.filter_jit(functools.partial(attended, backend="reference"))
 
@@ -66,20 +66,6 @@ def test_axis_order_does_not_matter(backend):
     run = eqx.filter_jit(functools.partial(attended, backend=backend))
     got = run(turned, moved, v, segment_ids=ids.rearrange(("position", "batch")))
     np.testing.assert_allclose(got.rearrange(want.axes).array, want.array, atol=1e-6)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "options", [{}, {"window": 5}, {"window": 80}, {"soft_cap": 1.3}, {"segmented": True}], ids=str
-)
-def test_blockwise_equals_the_reference(options):
-    """Through the common call, forward and in all three gradients, for rows of several blocks."""
-    q, k, v, bar = inputs(2, 300, 2, 2, 8)
-    options = dict(options)
-    ids = segments(2, 300) if options.pop("segmented", False) else None
-    want = value_and_gradients("reference", q, k, v, bar, segment_ids=ids, **options)
-    got = value_and_gradients("blockwise", q, k, v, bar, segment_ids=ids, **options)
-    assert small.relative(got, want) < 1e-5
 
 
 CHOICES = [

@@ -29,8 +29,8 @@ def all_at_once(model, tokens):
 
 
 @eqx.filter_jit
-def prompts(model, tokens, backend="reference"):
-    hidden, cache = prefill(model, small.named(tokens), positions=SLOTS, backend=backend)
+def prompts(model, tokens):
+    hidden, cache = prefill(model, small.named(tokens), positions=SLOTS)
     logits = model.logits_of(hidden).rearrange(("batch", "position", "vocab"))
     return logits.array, cache
 
@@ -42,17 +42,15 @@ def one_more(model, tokens, positions, cache, split=True):
     return model.logits_of(hidden).rearrange(("batch", "vocab")).array, cache
 
 
-def step_by_step(model, tokens: np.ndarray, lengths=LENGTHS, split=True, **options) -> np.ndarray:
-    """Logits at every position: of prompts of these lengths in one pass, then one by one."""
-    longest = max(lengths)
+def step_by_step(model, tokens: np.ndarray, split=True) -> np.ndarray:
+    """Logits at every position: of prompts of `LENGTHS` in one pass, then one by one."""
+    longest = max(LENGTHS)
     padding = np.arange(tokens.size).reshape(tokens.shape) % 61
-    inside = np.arange(longest) < np.array(lengths)[:, None]
-    logits, cache = prompts(
-        model, np.where(inside, tokens[:, :longest], padding[:, :longest]), **options
-    )
+    inside = np.arange(longest) < np.array(LENGTHS)[:, None]
+    logits, cache = prompts(model, np.where(inside, tokens[:, :longest], padding[:, :longest]))
     found = np.full((*tokens.shape, logits.shape[-1]), np.nan)
     found[:, :longest][inside] = np.asarray(logits, np.float64)[inside]
-    at = np.array(lengths, np.int32)
+    at = np.array(LENGTHS, np.int32)
     rows = np.arange(len(at))
     while (at < tokens.shape[1]).any():
         # A row that is through goes over its last position again.
@@ -104,15 +102,6 @@ def test_layers_that_stay_stacked_give_the_same_logits(name):
     tokens = small.tokens(batch=3, position=SLOTS)
     got = step_by_step(model, tokens, split=False)
     assert small.relative(got, step_by_step(model, tokens)) < 1e-5
-
-
-@pytest.mark.slow
-def test_blockwise_prompts():
-    """The other back end for prompts that the compiler divides by itself; our own whole rows."""
-    model = small.model(**small.VARIANTS["short_long"])
-    tokens = small.tokens(batch=3, position=SLOTS)
-    got = step_by_step(model, tokens, backend="blockwise")
-    assert small.relative(got, all_at_once(model, tokens)) < 1e-5
 
 
 @pytest.mark.slow

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import equinox as eqx
 import jax
 import numpy as np
@@ -12,10 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import models.named as hax
-from models.attention.dispatch import attend
-from models.attention.reference import Mask
-from models.layers.axes import TOKENS_FIRST, model_axes
-from models.layers.block import rotary_angles
 from models.layers.scan_layers import apply_layers
 from models.shape.config import TransformerConfig
 from models.shape.footprint import cycles_of
@@ -23,15 +17,6 @@ from models.transformer import Forward
 from tests.models import reference, small
 
 logits_of = eqx.filter_jit(lambda model, tokens, **options: model.logits(tokens, **options).array)
-
-PATTERNS = {
-    "long": {},
-    "short_long": {"window_pattern": "SL", "window": 3, "layers": 4},
-    "three_short_one_long": {"window_pattern": "SSSL", "window": 3, "layers": 8},
-    "no_cycle": {"window_pattern": "SSSL", "window": 3, "layers": 3},
-    "rest": {"window_pattern": "SL", "window": 3, "layers": 5},
-    "short": {"window_pattern": "S", "window": 3, "layers": 3},
-}
 
 
 @given(st.lists(st.sampled_from([None, 4]), min_size=1, max_size=12))
@@ -87,39 +72,6 @@ def test_layers_are_applied_in_order(data):
         own = 0.1 * kinds[:i].count(2) if kind == 2 else 0.0
         want = want * kind * 0.5 + weights[:, i] + own
     np.testing.assert_allclose(got.array, want, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("changes", PATTERNS.values(), ids=PATTERNS.keys())
-def test_the_scan_equals_a_loop_over_layers(changes):
-    """Scanning the stack is applying its layers one after the other, each with its window."""
-    model, rows = small.model(**changes), small.named(small.tokens())
-    axes = model_axes(model.config)
-    angles = rotary_angles(rows.resolve_axis("position"), axes.HeadSize, model.config.rope_base)
-
-    def looped(model):
-        x = model.embedding.take("vocab", rows).rearrange(TOKENS_FIRST)
-        blocks = model.blocks.unstacked()
-        for block, window in zip(blocks, reference.layer_windows(model.config), strict=True):
-            x, _ = block(x, angles, partial(attend, mask=Mask(window), backend="reference"))
-        logits = model.logits_of(model.final_norm(x))
-        return logits.rearrange(("batch", "position", "vocab")).array
-
-    np.testing.assert_allclose(small.run(looped, model), logits_of(model, rows), atol=1e-5)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["short_long"])
-def test_unrolling_changes_nothing(name):
-    """Gradients are the same with one, two or all cycles in a turn of the loop."""
-    model, rows = small.model(**PATTERNS[name]), small.named(small.tokens())
-
-    def squares(unroll):
-        return lambda m: hax.sum(hax.square(m.hidden(rows, forward=Forward(unroll=unroll)))).array
-
-    want = small.gradient(squares(1), model)
-    for unroll in (2, model.config.layers):
-        assert small.relative(small.gradient(squares(unroll), model), want) < 1e-5
 
 
 def turns(config: TransformerConfig, unroll: int) -> list[int]:

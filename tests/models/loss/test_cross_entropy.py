@@ -84,16 +84,28 @@ def plain(hidden, head, targets, weights, z_loss, cap):
     return jnp.sum(weights * (z_loss * lse**2 - at_target[..., 0]))
 
 
-@functools.partial(jax.jit, static_argnums=(4, 5, 6, 7))
-def ours(hidden, head, targets, weights, z_loss, cap, chunks, mesh_axes=None):
-    """The three sums, and the objective's gradients, from the differentiated forward pass."""
+@functools.partial(jax.jit, static_argnums=4)
+def ours(hidden, head, targets, weights, options):
+    """The objective's gradients, the three sums, and the sums of the program without gradients."""
 
     def objective(hidden, head):
-        arrays = hidden, head, targets, weights
-        sums = summed_losses(*arrays, LossOptions(z_loss, cap, chunks, mesh_axes))
+        sums = summed_losses(hidden, head, targets, weights, options)
         return sums[0], sums
 
-    return jax.grad(objective, argnums=(0, 1), has_aux=True)(hidden, head)
+    gradients, sums = jax.grad(objective, argnums=(0, 1), has_aux=True)(hidden, head)
+    return gradients, sums, objective(hidden, head)[1]
+
+
+def check(found, arrays, z_loss, cap, ids=None):
+    """Sums are NumPy's, gradients those of the obvious formula, both without `ids` of padding."""
+    (hidden_bar, head_bar), *both = found
+    for sums in both:
+        want = numpy_sums(*arrays, z_loss, cap)
+        np.testing.assert_allclose(sums, want, rtol=1e-5, atol=1e-4)
+    want = jax.grad(plain, argnums=(0, 1))(*arrays, z_loss, cap)
+    for got, expected in zip((hidden_bar, head_bar[:ids]), want, strict=True):
+        np.testing.assert_allclose(got, expected, atol=1e-4, rtol=1e-4)
+    assert ids is None or not np.asarray(head_bar[ids:]).any()
 
 
 @pytest.mark.slow
@@ -111,20 +123,7 @@ def test_sums_and_gradients_for_any_shape(batch, position, vocab, cap, z_loss, s
     """Sums are NumPy's and gradients those of the obvious formula, for every divisor of the row."""
     chunks = data.draw(st.sampled_from([c for c in range(1, position + 1) if position % c == 0]))
     arrays = inputs(batch, position, vocab, seed=seed)
-    gradients, sums = ours(*arrays, z_loss, cap, chunks)
-    np.testing.assert_allclose(sums, numpy_sums(*arrays, z_loss, cap), rtol=1e-5, atol=1e-4)
-    want = jax.grad(plain, argnums=(0, 1))(*arrays, z_loss, cap)
-    for got, expected in zip(gradients, want, strict=True):
-        np.testing.assert_allclose(got, expected, atol=1e-4, rtol=1e-4)
-
-
-@pytest.mark.parametrize("cap", [None, 2.0])
-def test_sums_alone_are_the_same(cap):
-    """Without differentiation another program makes the same sums."""
-    arrays = inputs(2, 6, 11)
-    alone = jax.jit(lambda *a: summed_losses(*a, LossOptions(0.1, cap, 3, None)))(*arrays)
-    np.testing.assert_allclose(alone, ours(*arrays, 0.1, cap, 3)[1], rtol=1e-6)
-    np.testing.assert_allclose(alone, numpy_sums(*arrays, 0.1, cap), rtol=1e-5)
+    check(ours(*arrays, LossOptions(z_loss, cap, chunks)), arrays, z_loss, cap)
 
 
 @pytest.mark.slow
@@ -133,37 +132,69 @@ def test_sums_alone_are_the_same(cap):
 def test_devices_give_what_one_gives(axes, placed, chunks):
     """Sums and both gradients, with the rows or the positions spread over devices."""
     arrays = inputs(8, 8, 16, seed=2)
-    mesh_axes = MeshAxes(**placed)
-    want = ours(*arrays, 0.1, 2.0, 1)
     with jax.set_mesh(small.mesh(**axes)):
-        assert small.relative(ours(*arrays, 0.1, 2.0, chunks, mesh_axes), want) < 2e-6
-        alone = jax.jit(lambda *a: summed_losses(*a, LossOptions(0.1, 2.0, chunks, mesh_axes)))(
-            *arrays
-        )
-    assert small.relative(alone, want[1]) < 2e-6
+        found = ours(*arrays, LossOptions(0.1, 2.0, chunks, MeshAxes(**placed)))
+    assert small.relative(found, ours(*arrays, LossOptions(0.1, 2.0))) < 2e-6
+
+
+IDS = 13
+LOUD = 50.0
+"""Padding that would have most of the probability."""
+
+
+def padded(head: jax.Array, rows: int = 24) -> jax.Array:
+    return jnp.concatenate([head, jnp.full((rows - len(head), head.shape[1]), LOUD)])
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("data", [1, 4])
-def test_a_head_spread_over_devices(data):
-    """The vocabulary may be divided by an axis that the compiler partitions by itself."""
-    mesh = small.mesh(data=data, tensor=2)
-    hidden, head, targets, weights = inputs(4, 6, 16)
-    mesh_axes = MeshAxes(("data",), ("tensor",))
-    by_vocab = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("tensor"))
-    spread = (hidden, jax.device_put(head, by_vocab), targets, weights)
-    want = ours(hidden, head, targets, weights, 0.1, None, 1)
+@pytest.mark.parametrize(("cap", "chunks"), [(None, 3), (1.5, 1)])
+def test_padding_has_no_loss_and_no_gradient(cap, chunks):
+    """In chunks of positions, with a z-loss and both with and without a soft cap."""
+    arrays = inputs(3, 6, IDS)
+    hidden, head, *rest = arrays
+    options = LossOptions(0.1, cap, chunks, id_count=IDS)
+    check(ours(hidden, padded(head), *rest, options), arrays, 0.1, cap, IDS)
+    nll, best = token_losses(hidden, padded(head), rest[0], options)
+    want, want_best = token_losses(hidden, head, rest[0], LossOptions(soft_cap=cap))
+    np.testing.assert_allclose(nll, want, rtol=1e-5)
+    np.testing.assert_array_equal(best, want_best)
+
+
+SPREAD = {
+    "by_the_compiler": (
+        {"data": 2, "tensor": 4},
+        {"batch": ("data",), "heads": ("tensor",)},
+        "tensor",
+    ),
+    "by_the_compiler_alone": (
+        {"data": 1, "tensor": 2},
+        {"batch": ("data",), "heads": ("tensor",)},
+        "tensor",
+    ),
+    "by_hand": (*PLACEMENTS["split_tables"], "fsdp"),
+}
+
+
+@pytest.mark.parametrize(("axes", "placed", "along"), SPREAD.values(), ids=SPREAD.keys())
+@pytest.mark.slow
+def test_a_padded_head_spread_over_devices(axes, placed, along):
+    """Some devices hold padding alone: ids are counted over the whole axis."""
+    mesh = small.mesh(**axes)
+    arrays = inputs(8, 6, IDS)
+    hidden, head, *rest = arrays
+    by_vocab = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(along))
     with jax.set_mesh(mesh):
-        got = ours(*spread, 0.1, None, 2, mesh_axes)
-        alone = jax.jit(lambda *a: summed_losses(*a, LossOptions(0.1, None, 2, mesh_axes)))(*spread)
-    assert small.relative(got, want) < 2e-6
-    assert small.relative(alone, want[1]) < 2e-6
+        spread = jax.device_put(padded(head), by_vocab)
+        options = LossOptions(0.1, 2.0, 2, MeshAxes(**placed), IDS)
+        found = ours(hidden, spread, *rest, options)
+    check(found, arrays, 0.1, 2.0, IDS)
 
 
 def test_the_head_gradient_is_added_over_devices_once():
     """One sum over devices for all chunks together, not one a chunk."""
     with jax.set_mesh(small.mesh(data=8)):
-        compiled = ours.lower(*inputs(8, 8, 16), 0.0, None, 4, MeshAxes(("data",))).compile()
+        options = LossOptions(chunks=4, mesh_axes=MeshAxes(("data",)))
+        compiled = ours.lower(*inputs(8, 8, 16), options).compile()
     lines = [line for line in compiled.as_text().splitlines() if " all-reduce(" in line]
     assert sum("16,6]" in line for line in lines) == 1
 
@@ -189,7 +220,7 @@ def test_huge_logits_do_not_overflow():
     hidden, head = jnp.full((1, 1, 2), 100.0), jnp.asarray([[-50.0], [50.0], [49.0]])
     arrays = (hidden, head, jnp.asarray([[0, 1]], jnp.int32), jnp.ones((1, 2), jnp.float32))
     for chunks in (1, 2):
-        gradients, sums = ours(*arrays, 0.0, None, chunks)
+        gradients, sums, _ = ours(*arrays, LossOptions(chunks=chunks))
         np.testing.assert_allclose(sums, [10_000.0, 10_000.0, 0.0])
         assert all(np.isfinite(gradient).all() for gradient in gradients)
         nll, _ = token_losses(*arrays[:3], LossOptions(chunks=chunks))
@@ -199,9 +230,9 @@ def test_huge_logits_do_not_overflow():
 def test_low_precision_inputs_give_float32_sums():
     """bfloat16 in: float32 sums, gradients in bfloat16 near those of float32."""
     arrays = inputs(2, 6, 37, embed=16)
-    want_gradients, want = ours(*arrays, 0.1, None, 3)
+    want_gradients, want, _ = ours(*arrays, LossOptions(0.1, None, 3))
     narrow = (*(x.astype(jnp.bfloat16) for x in arrays[:2]), *arrays[2:])
-    gradients, sums = ours(*narrow, 0.1, None, 3)
+    gradients, sums, _ = ours(*narrow, LossOptions(0.1, None, 3))
     assert {x.dtype.name for x in sums} == {"float32"}
     assert {x.dtype.name for x in gradients} == {"bfloat16"}
     assert small.relative(sums, want) < 0.01

@@ -2,34 +2,26 @@
 
 from __future__ import annotations
 
-import functools
+import dataclasses
 import re
 
-import equinox as eqx
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import models.named as hax
+from models.generate.generate import generate
+from models.generate.sampling_config import Sampling
 from models.layers.axes import MeshAxes
 from models.loss.next_token import next_token_loss, score_tokens
-from models.transformer import Forward
+from models.transformer import Forward, Transformer
 from tests.models import reference, small
+from tests.models.loss.test_cross_entropy import padded
 
 SHAPES = {
     "tied": {},
     "untied": {"tied": False},
     "soft_cap": {"logit_soft_cap": 1.5},
 }
-
-
-def plain_loss(model, tokens, weight, z_loss):
-    """Sum of nll and z-loss the obvious way: full logits, automatic differentiation."""
-    logits = model.logits(tokens).array[:, :-1]
-    lse = jax.nn.logsumexp(logits, axis=-1)
-    at_target = jnp.take_along_axis(logits, tokens.array[:, 1:, None], axis=-1)[..., 0]
-    return jnp.sum((lse - at_target + z_loss * lse**2) * weight[:, :-1])
 
 
 @pytest.mark.slow
@@ -59,42 +51,6 @@ def test_scores_of_tokens_equal_the_oracle():
     np.testing.assert_array_equal(best.array[:, :-1], likely == rows[:, 1:])
     np.testing.assert_allclose(got.array[:, :-1], reference.nll(model, rows)[0], atol=1e-4)
     np.testing.assert_array_equal(got.array[:, -1], 0.0)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("changes", SHAPES.values(), ids=SHAPES.keys())
-def test_chunked_loss_equals_the_plain_one(changes):
-    """Value and every gradient agree with full logits, with a mask and a z-loss."""
-    model, rows = small.model(layers=1, **changes), small.named(small.tokens())
-    weight = np.random.default_rng(1).integers(0, 2, (2, 12)).astype(np.float32)
-    mask = small.named(weight.astype(bool))
-
-    def ours(model, chunks):
-        return next_token_loss(model, rows, loss_mask=mask, z_loss=0.1, chunks=chunks).objective
-
-    def plain(model):
-        return plain_loss(model, rows, jnp.asarray(weight), 0.1)
-
-    want = small.run(eqx.filter_value_and_grad(plain), model)
-    for chunks in (1, 3):
-        objective = functools.partial(ours, chunks=chunks)
-        assert small.relative(small.run(eqx.filter_value_and_grad(objective), model), want) < 2e-5
-
-
-@pytest.mark.slow
-def test_means_are_exact_under_accumulation():
-    """Sums of unequal microbatches add up to the sums of the whole batch."""
-    model, rows = small.model(), small.tokens(batch=4)
-    weight = np.random.default_rng(2).integers(0, 2, (4, 12)).astype(bool)
-
-    def loss(part):
-        tokens, mask = small.named(rows[part]), small.named(weight[part])
-        return small.run(lambda m: next_token_loss(m, tokens, loss_mask=mask, z_loss=0.1), model)
-
-    whole, parts = loss(slice(0, 4)), [loss(slice(0, 1)), loss(slice(1, 4))]
-    summed = jax.tree.map(jnp.add, *parts)
-    assert int(whole.count) == weight[:, :-1].sum()
-    assert small.relative(summed, whole) < 1e-6
 
 
 @pytest.mark.slow
@@ -133,47 +89,45 @@ def test_auto_reads_the_shards_of_the_placement():
         assert 2 in loops(**options, forward=Forward(mesh_axes=data))
 
 
+def two_models(**changes) -> tuple[Transformer, Transformer]:
+    """One of 61 ids, and the same with tables of 64 rows, the last of them loud."""
+    plain_model = small.model(**changes)
+    config = dataclasses.replace(plain_model.config, vocab_multiple=32)
+    shapes = jax.eval_shape(lambda: Transformer.init(config, key=jax.random.key(0)))
+    leaves, structure = jax.tree.flatten(shapes)
+    pairs = zip(leaves, jax.tree.leaves(plain_model), strict=True)
+    filled = [x if x.shape == shape.shape else padded(x, 64) for shape, x in pairs]
+    return plain_model, jax.tree.unflatten(structure, filled)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("axes", [{"data": 4, "tensor": 2}, {"data": 2, "sequence": 4}])
-def test_devices_give_what_one_gives(axes):
-    """Loss and gradients over eight devices equal those of one, whichever axes they have."""
-    mesh = small.mesh(**axes)
-    model, rows = small.model(kv_heads=2), small.named(small.tokens(batch=4))
-    other = tuple(name for name in axes if name != "data")
-    tensor = "tensor" in axes
-    mesh_axes = MeshAxes(("data",), other if tensor else (), () if tensor else other)
-    mapping = {"batch": "data"}
-    if tensor:
-        mapping |= {"mlp": "tensor", "kv_heads": "tensor"}
-    else:
-        mapping |= {"position": "sequence"}
+def test_a_padded_model_trains_as_the_other():
+    """Objective and gradients of all parameters; the tables' padding has a gradient of zero."""
+    model, wide = two_models(layers=1, tied=False)
+    rows = small.named(small.tokens())
+    assert wide.Vocab.size == 64
 
-    def objective(model, mesh_axes=None):
-        sums = next_token_loss(
-            model, rows, z_loss=0.1, chunks=3, forward=Forward(mesh_axes=mesh_axes)
-        )
-        return sums.objective / sums.count
+    def objective(m):
+        return next_token_loss(m, rows, z_loss=0.01).objective
 
-    @eqx.filter_jit
-    def spread(model):
-        with hax.axis_mapping(mapping):
-            model = hax.shard(model)
-            return eqx.filter_value_and_grad(objective)(model, mesh_axes)
+    np.testing.assert_allclose(small.run(objective, wide), small.run(objective, model), rtol=1e-6)
+    want = small.leaves(small.gradient(objective, model))
+    for path, got in small.leaves(small.gradient(objective, wide)).items():
+        if got.shape != want[path].shape:
+            assert not np.asarray(got[61:]).any()
+            got = got[:61]
+        assert small.relative(got, want[path]) < 1e-5, path
 
-    @eqx.filter_jit
-    def each(model, rows):
-        with hax.axis_mapping(mapping):
-            nll, _ = score_tokens(
-                hax.shard(model),
-                hax.shard(rows),
-                budget=rows.size * 61 * 4 // 24,
-                forward=Forward(mesh_axes=mesh_axes),
-            )
-        return nll.rearrange(("batch", "position")).array
 
-    want = small.run(eqx.filter_value_and_grad(objective), model)
-    want_each = small.run(lambda m: score_tokens(m, rows)[0].array, model)
-    with hax.set_mesh(mesh):
-        got, got_each = spread(model), each(model, rows)
-    assert small.relative(got, want) < 2e-5
-    assert small.relative(got_each, want_each) < 2e-5
+@pytest.mark.slow
+def test_a_padded_model_scores_and_writes_as_the_other():
+    """Token losses, logits of the ids alone, and samples: padding is never drawn."""
+    model, wide = two_models(layers=1)
+    rows = small.named(small.tokens())
+    for function in (lambda m: score_tokens(m, rows)[0].array, lambda m: m.logits(rows).array):
+        want = small.run(function, model)
+        np.testing.assert_allclose(small.run(function, wide), want, rtol=1e-5, atol=1e-5)
+    how = Sampling(temperature=1.0, top_k=20)
+    prompts = small.tokens(batch=3, position=5).tolist()
+    want = generate(model, prompts, new_tokens=12, sampling=how)
+    assert generate(wide, prompts, new_tokens=12, sampling=how) == want

@@ -5,12 +5,10 @@ from __future__ import annotations
 import functools
 import json
 import tempfile
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 from safetensors.numpy import save_file
 
 from data.tokenizer.text_tokenizer import TextTokenizer
@@ -18,11 +16,8 @@ from models.hf.architectures import from_json, to_json
 from steps.exchange.hf.tokenizer_files import write_tokenizer_files
 from tests.data.tokenizer.split_tokenizers import tokenizer_json
 from tests.models.hf import shapes
+from tests.models.test_transformers import NEEDS_ORACLE as NEEDS_ORACLE
 
-NEEDS_ORACLE = pytest.mark.skipif(
-    not (find_spec("torch") and find_spec("transformers")),
-    reason="the optional extra oracle (PyTorch with transformers) is not installed",
-)
 ROWS, POSITIONS = 1024, 256  # the tokenizers have 1,000 ids
 
 _LLAMA = {

@@ -12,9 +12,9 @@ import steps
 from data.cache.token_array import TokenArray
 from models.generate.generate import generate
 from models.hf.architectures import to_json
-from pipeline.graph.step import as_node
 from pipeline.store import storage
 from steps.exchange.hf.tokenizer_files import write_tokenizer_files
+from tests.models.test_transformers import theirs as logits_of
 from tests.pipeline.helpers import bring_up
 from tests.steps.built import built
 from tests.steps.exchange.hf_folders import NEEDS_ORACLE
@@ -58,14 +58,6 @@ def theirs(store, trained, tmp_path_factory):
     return folder, model
 
 
-def numbers(model, rows):
-    """Logits of a model of `transformers`, float32."""
-    import torch
-
-    with torch.no_grad():
-        return model(torch.tensor(rows)).logits.float().numpy()
-
-
 def loaded(folder, **more):
     """What `transformers` makes of a folder, and its tokenizer."""
     import torch
@@ -102,10 +94,10 @@ def test_there_and_back_has_the_same_bits(store, theirs):
         np.testing.assert_array_equal(found[name], values, err_msg=name)
     again, _ = loaded(out.folder, attn_implementation="eager")
     rows = np.random.default_rng(0).integers(0, SHAPE.vocab_size, (2, 40))
-    np.testing.assert_array_equal(numbers(again, rows), numbers(model, rows))
+    np.testing.assert_array_equal(logits_of(again, rows), logits_of(model, rows))
     ours = steps.load(built(store, imported, steps.Checkpoint))
-    gap = np.abs(np.stack([ours(row) for row in rows]) - numbers(model, rows)).max()
-    assert gap < 1e-4 * np.abs(numbers(model, rows)).max()
+    gap = np.abs(np.stack([ours(row) for row in rows]) - logits_of(model, rows)).max()
+    assert gap < 1e-4 * np.abs(logits_of(model, rows)).max()
 
 
 def test_an_imported_model_is_evaluated_and_trained_on(store, theirs):
@@ -178,20 +170,3 @@ def check_cards(out, trained):
     config = json.loads(storage.read_bytes(f"{out.folder}/config.json"))
     assert config["rope_theta"] == config["rope_parameters"]["rope_theta"] == SHAPE.rope_base
     assert to_json(SHAPE, LENGTH).items() <= config.items()
-
-
-def test_bfloat16_is_the_default(store, trained):
-    """Rounded to nearest, half as large."""
-    import torch
-
-    tokens, sequences = tokens_of(store)
-    del tokens
-    node = steps.train(
-        sequences, MINI.model, MINI.optimizer, MINI.training, epochs=1, sample_prompts=("The",)
-    )
-    assert trained.endswith(as_node(node).directory)
-    half = tensors_in(built(store, steps.export_hf(node), steps.HuggingFaceModel).folder)
-    whole = steps.export_hf(node, dtype="float32")
-    for name, values in tensors_in(built(store, whole, steps.HuggingFaceModel).folder).items():
-        want = torch.tensor(values).bfloat16().view(torch.int16).numpy()
-        np.testing.assert_array_equal(half[name].view(np.int16), want)

@@ -5,12 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import jax
+import ml_dtypes
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
 from models.hf.architectures import architecture_of, to_json
 from pipeline.errors import CorruptOutput, InputError
+from steps.exchange.hf.hf_files import SINGLE
 from steps.exchange.hf.hf_folder import DTYPES, Export, write_hf_folder, write_shard
 from tests.models import small
 from training.checkpoint.checkpointer import Checkpointer
@@ -29,8 +31,8 @@ def saved(tmp_path_factory):
     return model, ema, path
 
 
-def export(path, **more):
-    return Export(checkpoint=path, config=CONFIG, positions=16, tokenizer=None, **more)
+def export(path, config=CONFIG, **more):
+    return Export(checkpoint=path, config=config, positions=16, tokenizer=None, **more)
 
 
 @pytest.mark.parametrize("parameters", ["ema", "last"])
@@ -40,7 +42,7 @@ def test_the_parameters_asked_for(saved, tmp_path, parameters):
     written = write_hf_folder(str(tmp_path), export(path, parameters=parameters, dtype="float32"))
     assert written["parameters"] == parameters
     want = ema if parameters == "ema" else model
-    found = load_file(tmp_path / "model.safetensors")
+    found = load_file(tmp_path / SINGLE)
     assert found["lm_head.weight"].shape == (61, 24)
     np.testing.assert_array_equal(found["lm_head.weight"], want.head.array[:61])
     blocks = want.blocks.stacked
@@ -55,6 +57,16 @@ def test_the_parameters_asked_for(saved, tmp_path, parameters):
     assert to_json(CONFIG, 16)["vocab_size"] == 61
 
 
+def test_bfloat16_is_the_default(saved, tmp_path):
+    """Rounded to nearest, half as large."""
+    for name, how in (("half", {}), ("whole", {"dtype": "float32"})):
+        write_hf_folder(str(tmp_path / name), export(saved[2], **how))
+    half, whole = (load_file(tmp_path / name / SINGLE) for name in ("half", "whole"))
+    for name, values in whole.items():
+        want = values.astype(ml_dtypes.bfloat16).view(np.int16)
+        np.testing.assert_array_equal(half[name].view(np.int16), want)
+
+
 def test_a_damaged_chunk_is_found(saved, tmp_path):
     """By the name of its file; a checkpoint of another shape by the name of the array."""
     _, _, path = saved
@@ -62,10 +74,7 @@ def test_a_damaged_chunk_is_found(saved, tmp_path):
     with pytest.raises(
         InputError, match=r"mlp\.gate\.matrix' is float32\[layers 3, embed 24, mlp 40\]"
     ):
-        write_hf_folder(
-            str(tmp_path / "x"),
-            Export(checkpoint=path, config=other, positions=16, tokenizer=None),
-        )
+        write_hf_folder(str(tmp_path / "x"), export(path, config=other))
     chunk = min(Path(path).glob("arrays/ema.blocks.stacked.mlp.up.matrix/c.1*"))
     content = bytearray(chunk.read_bytes())
     content[5] ^= 1

@@ -10,9 +10,9 @@ import pytest
 from data.tokenizer.special_tokens import EOS
 from data.tokenizer.text_tokenizer import TextTokenizer
 from data.tokenizer.tokenizer_file import with_fields
-from models.hf.architectures import ARCHITECTURES, architecture_of
+from models.hf.architectures import ARCHITECTURES
 from pipeline.errors import InputError
-from steps.exchange.hf.hf_folder import Export, _write_configs
+from steps.exchange.hf.hf_folder import Export, write_configs
 from steps.exchange.hf.tokenizer_files import (
     check_auto_tokenizer,
     read_tokenizer_files,
@@ -130,7 +130,7 @@ def test_no_other_split_is_advised_for_a_large_vocabulary(tmp_path, caplog):
     caplog.clear()
     config = dataclasses.replace(SHAPES["Mistral"], vocab_size=ours.vocab_size)
     export = Export(checkpoint="", config=config, positions=64, tokenizer=ours)
-    _write_configs(str(tmp_path), architecture_of(config), export)
+    write_configs(str(tmp_path), export)
     theirs = auto_tokenizer(tmp_path)
     assert "fix_mistral_regex" not in caplog.text
     assert theirs(TEXTS[0]).input_ids == ours.encode_batch(TEXTS[:1])[0].tolist()
