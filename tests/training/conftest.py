@@ -5,6 +5,16 @@ from __future__ import annotations
 import pytest
 
 
+@pytest.fixture(scope="session")
+def data(tmp_path_factory):
+    """A folder with the tiny run's token shards."""
+    from tests.training.tiny import write_data
+
+    root = str(tmp_path_factory.mktemp("data"))
+    write_data(root)
+    return root
+
+
 @pytest.fixture
 def new_checkpointer(tmp_path):
     """Makes checkpointers of the test's directory, closed at its end."""

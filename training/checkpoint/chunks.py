@@ -26,7 +26,7 @@ from training.checkpoint.chunk_grid import (
     within,
 )
 from training.checkpoint.device_to_host import HostShard
-from training.checkpoint.files import Files, WrittenChunks, corrupt, in_parallel
+from training.checkpoint.files import Files, WrittenChunks, in_parallel
 
 _AHEAD_BYTES = 512 << 20  # host memory of a restore: values read and not yet on a device
 _STRIDE = 1 << 20  # bytes per call of `extend`, which holds the GIL
@@ -84,7 +84,7 @@ class _DeviceBox:
 
 
 def read_arrays(
-    path: str, files: Files, leaves: Mapping[str, Any], target: Mapping[str, Any]
+    files: Files, leaves: Mapping[str, Any], target: Mapping[str, Any]
 ) -> dict[str, jax.Array]:
     """Arrays of a checkpoint with the shardings of `target`, shapes and dtypes as in the index.
 
@@ -116,7 +116,7 @@ def read_arrays(
                         needed.setdefault(index, []).append(own)
                 checksums = leaves[name]["crc32c"]
                 futures = [
-                    pool.submit(_fill, path, files, name, checksums, grid, *item)
+                    pool.submit(_fill, files, name, checksums, grid, *item)
                     for item in needed.items()
                 ]
                 in_flight.append((name, boxes, futures))
@@ -131,12 +131,12 @@ def read_arrays(
     return arrays
 
 
-def read_box(path: str, files: Files, name: str, entry: Mapping[str, Any], box: Box) -> np.ndarray:
+def read_box(files: Files, name: str, entry: Mapping[str, Any], box: Box) -> np.ndarray:
     """The values of one box of an array, in host memory; errors as of `read_arrays`."""
     grid = ChunkGrid.of(entry)
     own = _DeviceBox(box, np.empty(shape_of(box), entry["dtype"]), [])
     in_parallel(
-        lambda index: _fill(path, files, name, entry["crc32c"], grid, index, [own]),
+        lambda index: _fill(files, name, entry["crc32c"], grid, index, [own]),
         grid.overlapping(box),
         files.threads,
     )
@@ -144,7 +144,6 @@ def read_box(path: str, files: Files, name: str, entry: Mapping[str, Any], box: 
 
 
 def _fill(
-    path: str,
     files: Files,
     name: str,
     checksums: list[int],
@@ -162,7 +161,7 @@ def _fill(
     # The CRC stored in the chunk (Zarr's codec) detects corruption; the index's CRC also detects
     # a chunk that was replaced by a valid chunk of other values.
     if int.from_bytes(tail.tobytes(), "little") != found or checksums[grid.number(index)] != found:
-        raise corrupt(path, file, "content that does not match its CRC-32C")
+        raise files.corrupt(file, "content that does not match its CRC-32C")
     for own in boxes:
         shared = common(box, own.box)
         target = own.values[within(shared, own.box)]
@@ -204,16 +203,9 @@ def _bytes(values: np.ndarray) -> np.ndarray:
 
 
 def _check_finite(name: str, values: np.ndarray) -> None:
-    if not jax.dtypes.issubdtype(values.dtype, np.floating):
-        return
-    with np.errstate(over="ignore", invalid="ignore"):
-        # A finite sum proves that all terms are finite, and costs a fraction of testing each one,
-        # but not in bfloat16, which numpy sums slowly and whose kind is not "f". A sum that is not
-        # finite may be an overflow of finite terms.
-        summed = values.dtype.kind == "f" and np.isfinite(values.sum())
-        if summed or np.isfinite(values).all():
-            return
-    raise InputError(
-        f"{name}: expected finite values to save, found {int((~np.isfinite(values)).sum())} that "
-        "are not: a training diverged, or an imported file is corrupt"
-    )
+    floating = jax.dtypes.issubdtype(values.dtype, np.floating)
+    if floating and (bad := values.size - np.count_nonzero(np.isfinite(values))):
+        raise InputError(
+            f"{name}: expected finite values to save, found {bad} that are not: a training "
+            "diverged, or an imported file is corrupt"
+        )

@@ -26,7 +26,13 @@ import numpy as np
 from pipeline.errors import CorruptOutput, InputError, StorageError, StoreUnavailable
 from pipeline.identity.fingerprint import digest
 from pipeline.store import storage
-from training.checkpoint.chunk_grid import CRC_BYTES, ChunkGrid, chunk_file
+from training.checkpoint.chunk_grid import (
+    CRC_BYTES,
+    ChunkGrid,
+    chunk_file,
+    metadata,
+    metadata_file,
+)
 
 INDEX = "index.json"
 PROGRESS = "progress.json"
@@ -45,9 +51,12 @@ class WrittenChunks:
     chunks: dict[str, dict[int, tuple[int, str]]] = field(default_factory=dict)
     files: list[Measured] = field(default_factory=list)
 
-    def add_file(self, files: Files, name: str, content: bytes) -> None:
-        files.write(name, content)
-        self.remember(name, content)
+    def complete(self, files: Files, leaves: Mapping[str, Any], progress: bytes) -> None:
+        """Write the files beside the chunks: zarr.json of every array, and the progress."""
+        small = {metadata_file(name): metadata(entry) for name, entry in leaves.items()}
+        for name, content in {**small, PROGRESS: progress}.items():
+            files.write(name, content)
+            self.remember(name, content)
 
     def remember(self, name: str, content: bytes) -> None:
         """Add a small file that was written already."""
@@ -154,20 +163,9 @@ def content_of(index: Mapping[str, Any]) -> str:
     return digest({"step": index["step"], "leaves": index["leaves"]})
 
 
-def check_file(path: str, files: Files, name: str, size: int, sha256: str) -> bytes:
-    """The content of a small file of the checkpoint at `path`; `CorruptOutput` if it changed."""
-    content = np.empty(size, np.uint8)
-    files.read(name, content)
-    if hashlib.sha256(content.data).hexdigest() != sha256:
-        raise corrupt(path, name, "other content")
-    return content.tobytes()
-
-
 Bytes = bytes | memoryview
 Item = TypeVar("Item")
 Result = TypeVar("Result")
-
-_NOT_FOUND = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
 
 
 class Deadline:
@@ -193,13 +191,13 @@ class Files:
     """The files of one checkpoint, on a local disk. Callers may use it from `threads` threads."""
 
     def __init__(self, path: str, deadline: Deadline) -> None:
-        self._path = path
-        self._deadline = deadline
+        self.path = path
         self.threads = min(8, 2 + (os.cpu_count() or 1))
+        self._deadline = deadline
 
     def write(self, name: str, *parts: Bytes) -> None:
         """Write a file of the concatenated `parts`. Raises `StorageError`."""
-        url = storage.join(self._path, name)
+        url = storage.join(self.path, name)
         self._deadline.left()
         storage.with_local_retries(url, lambda: _write_local(url, parts))
 
@@ -208,15 +206,36 @@ class Files:
 
         Raises `CorruptOutput` where there is no such file, or it has another size.
         """
-        url = storage.join(self._path, name)
+        url = storage.join(self.path, name)
         self._deadline.left()
         try:
             found = storage.with_local_retries(
                 url, lambda: _read_local(storage.local_path(url), targets)
             )
-        except _NOT_FOUND:
+        except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
             found = None
-        _check_size(self._path, name, found, targets)
+        self._check_size(name, found, targets)
+
+    def check(self, name: str, size: int, sha256: str) -> bytes:
+        """The content of a small file; `CorruptOutput` if it changed."""
+        content = np.empty(size, np.uint8)
+        self.read(name, content)
+        if hashlib.sha256(content.data).hexdigest() != sha256:
+            raise self.corrupt(name, "other content")
+        return content.tobytes()
+
+    def corrupt(self, name: str, found: str) -> CorruptOutput:
+        """The error for a file whose content is not what was written."""
+        return CorruptOutput(
+            f"{self.path}/{name}: expected what was saved, found {found}; use an older checkpoint, "
+            "or import the model again"
+        )
+
+    def _check_size(self, name: str, found: int | None, targets: Sequence[np.ndarray]) -> None:
+        expected = sum(target.nbytes for target in targets)
+        if found != expected:
+            size = "no file" if found is None else f"{found:,} bytes instead of {expected:,}"
+            raise self.corrupt(name, size)
 
 
 def open_files(path: str, deadline: Deadline) -> Files:
@@ -237,27 +256,12 @@ def in_parallel(
             raise
 
 
-def corrupt(path: str, name: str, found: str) -> CorruptOutput:
-    """The error for a file whose content is not what was written."""
-    return CorruptOutput(
-        f"{path}/{name}: expected what was saved, found {found}; use an older checkpoint, or "
-        "import the model again"
-    )
-
-
 def _write_local(url: str, parts: Sequence[Bytes]) -> None:
     with storage.open_write(url) as file:
         for part in parts:
             file.write(part)
         file.flush()
         os.fsync(file.fileno())
-
-
-def _check_size(path: str, name: str, found: int | None, targets: Sequence[np.ndarray]) -> None:
-    expected = sum(target.nbytes for target in targets)
-    if found != expected:
-        size = "no file" if found is None else f"{found:,} bytes instead of {expected:,}"
-        raise corrupt(path, name, size)
 
 
 def _read_local(path: str, targets: Sequence[np.ndarray]) -> int:
@@ -285,7 +289,7 @@ class _BucketFiles(Files):
 
     def read(self, name: str, *targets: np.ndarray) -> None:
         content = self._bucket.request(name)()
-        _check_size(self._path, name, None if content is None else len(content), targets)
+        self._check_size(name, None if content is None else len(content), targets)
         assert content is not None
         begin = 0
         for target in targets:
