@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections import deque
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,7 +27,7 @@ from training.checkpoint.chunk_grid import (
 from training.checkpoint.device_to_host import HostShard
 from training.checkpoint.files import Files, WrittenChunks, in_parallel
 
-_AHEAD_BYTES = 512 << 20  # host memory of a restore: values read and not yet on a device
+_HELD_BYTES = 512 << 20  # host memory of a restore: values that are read at once
 _STRIDE = 1 << 20  # bytes per call of `extend`, which holds the GIL
 
 
@@ -48,16 +47,14 @@ def write_chunks(
     Raises:
         InputError: a parameter or moment (an array with named axes) is not finite.
     """
-    tasks = []
-    for shard in shards:
-        entry = leaves[shard.name]
-        grid, named = ChunkGrid.of(entry), entry["axes"] is not None
-        tasks += [(shard, grid, index, named) for index in grid.overlapping(shard.box)]
+    grids = {name: ChunkGrid.of(entry) for name, entry in leaves.items()}
+    tasks = [(each, index) for each in shards for index in grids[each.name].overlapping(each.box)]
 
-    def write(task: tuple[HostShard, ChunkGrid, tuple[int, ...], bool]) -> tuple[int, str]:
-        shard, grid, index, named = task
-        values = np.ascontiguousarray(shard.values[within(grid.box(index), shard.box)])
-        if named:
+    def write(task: tuple[HostShard, tuple[int, ...]]) -> tuple[int, str]:
+        shard, index = task
+        box = grids[shard.name].box(index)
+        values = np.ascontiguousarray(shard.values[within(box, shard.box)])
+        if leaves[shard.name]["axes"] is not None:
             _check_finite(shard.name, values)
         data = _bytes(values)
         crc = checksum(data)
@@ -69,8 +66,8 @@ def write_chunks(
 
     written = WrittenChunks()
     results = in_parallel(write, tasks, files.threads)
-    for (shard, grid, index, _), result in zip(tasks, results, strict=True):
-        written.chunks.setdefault(shard.name, {})[grid.number(index)] = result
+    for (shard, index), result in zip(tasks, results, strict=True):
+        written.chunks.setdefault(shard.name, {})[grids[shard.name].number(index)] = result
     return written
 
 
@@ -96,71 +93,59 @@ def read_arrays(
         CorruptOutput: a chunk is missing or changed.
     """
     arrays: dict[str, jax.Array] = {}
-    with ThreadPoolExecutor(files.threads, "restore") as pool:
-        in_flight: deque[tuple[str, list[_DeviceBox], list[Future[None]]]] = deque()
-        ahead = 0
+    held: dict[str, list[_DeviceBox]] = {}
 
-        def finish() -> int:
-            name, boxes, futures = in_flight.popleft()
-            for future in futures:
-                future.result()
-            arrays[name] = _placed(target[name], boxes)
-            return sum(own.values.nbytes for own in boxes)
+    def finish() -> None:
+        """Read the chunks that `held` needs, and move its values to their devices."""
+        needed: dict[tuple[str, tuple[int, ...]], list[_DeviceBox]] = defaultdict(list)
+        for name, boxes in held.items():
+            grid = ChunkGrid.of(leaves[name])
+            for own in boxes:
+                for index in grid.overlapping(own.box):
+                    needed[name, index].append(own)
 
-        try:
-            for name, want in target.items():
-                grid, boxes = ChunkGrid.of(leaves[name]), _device_boxes(want)
-                needed: dict[tuple[int, ...], list[_DeviceBox]] = {}
-                for own in boxes:
-                    for index in grid.overlapping(own.box):
-                        needed.setdefault(index, []).append(own)
-                checksums = leaves[name]["crc32c"]
-                futures = [
-                    pool.submit(_fill, files, name, checksums, grid, *item)
-                    for item in needed.items()
-                ]
-                in_flight.append((name, boxes, futures))
-                ahead += sum(own.values.nbytes for own in boxes)
-                while ahead > _AHEAD_BYTES and len(in_flight) > 1:
-                    ahead -= finish()
-            while in_flight:
-                finish()
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+        def fill(task: tuple[tuple[str, tuple[int, ...]], list[_DeviceBox]]) -> None:
+            (name, index), boxes = task
+            _fill(files, name, leaves[name], index, boxes)
+
+        in_parallel(fill, needed.items(), files.threads)
+        arrays.update({name: _placed(target[name], boxes) for name, boxes in held.items()})
+        held.clear()
+
+    for name, want in target.items():
+        held[name] = _device_boxes(want)
+        if sum(own.values.nbytes for boxes in held.values() for own in boxes) > _HELD_BYTES:
+            finish()
+    finish()
     return arrays
 
 
 def read_box(files: Files, name: str, entry: Mapping[str, Any], box: Box) -> np.ndarray:
     """The values of one box of an array, in host memory; errors as of `read_arrays`."""
-    grid = ChunkGrid.of(entry)
     own = _DeviceBox(box, np.empty(shape_of(box), entry["dtype"]), [])
-    in_parallel(
-        lambda index: _fill(files, name, entry["crc32c"], grid, index, [own]),
-        grid.overlapping(box),
-        files.threads,
-    )
+    needed = ChunkGrid.of(entry).overlapping(box)
+    in_parallel(lambda index: _fill(files, name, entry, index, [own]), needed, files.threads)
     return own.values
 
 
 def _fill(
     files: Files,
     name: str,
-    checksums: list[int],
-    grid: ChunkGrid,
+    entry: Mapping[str, Any],
     index: tuple[int, ...],
     boxes: list[_DeviceBox],
 ) -> None:
     """Read one chunk, verify its checksums and copy it into the boxes that it overlaps."""
+    grid = ChunkGrid.of(entry)
     box = grid.box(index)
     values = _read_buffer(box, boxes)
     data, tail = _bytes(values), np.empty(CRC_BYTES, np.uint8)
     file = chunk_file(name, index)
     files.read(file, data, tail)
-    found = checksum(data)
+    found, expected = checksum(data), entry["crc32c"][grid.number(index)]
     # The CRC stored in the chunk (Zarr's codec) detects corruption; the index's CRC also detects
     # a chunk that was replaced by a valid chunk of other values.
-    if int.from_bytes(tail.tobytes(), "little") != found or checksums[grid.number(index)] != found:
+    if int.from_bytes(tail.tobytes(), "little") != found or expected != found:
         raise files.corrupt(file, "content that does not match its CRC-32C")
     for own in boxes:
         shared = common(box, own.box)
