@@ -66,7 +66,6 @@ def values(shapes: dict[str, list[Any]]) -> dict[str, np.ndarray]:
 
 
 def timed(action: Callable[[], Any]) -> float:
-    """Wall seconds of an action."""
     begun = time.perf_counter()
     action()
     return time.perf_counter() - begun
@@ -79,7 +78,6 @@ def rounds(name: str, figures: list[float]) -> dict[str, float]:
 
 
 def files(directory: str) -> list[Path]:
-    """Every file below a directory."""
     return [path for path in Path(directory).rglob("*") if path.is_file()]
 
 

@@ -47,7 +47,6 @@ def say(measurement: str, **figures: Any) -> None:
 
 
 def arguments(processes: int, pause: float) -> tuple[str, ...]:
-    """Of a trainer."""
     cadence = ("--steps", str(STEPS), "--every", "2", "--pause", str(pause))
     return (*cadence, *(SPLIT if processes == 2 else ()))
 
@@ -85,7 +84,6 @@ def restart(
 
 
 def measure(folder: Path, base: Path, processes: int, repeats: int) -> None:
-    """Restarts in turn, and their medians."""
     interrupted(folder, base / "interrupted", processes)
     seconds: dict[bool, list[float]] = {False: [], True: []}
     parts: dict[bool, list[Mapping[str, float]]] = {False: [], True: []}
@@ -109,7 +107,6 @@ def _figures(seconds: float, parts: Mapping[str, float]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """The command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--repeats", type=int, default=3)

@@ -154,7 +154,6 @@ def _trials(
 
 
 def on_a_disk(seed: int, count: int, workspace: Path) -> dict[str, Any]:
-    """Files of a directory."""
     paths = save(str(workspace / "run"))
     root = workspace / "run"
     sound = {str(p.relative_to(root)): p.read_bytes() for p in root.rglob("*") if p.is_file()}
@@ -174,7 +173,6 @@ def on_a_disk(seed: int, count: int, workspace: Path) -> dict[str, Any]:
 
 
 def in_a_bucket(seed: int, count: int, workspace: Path) -> dict[str, Any]:
-    """Objects of a bucket."""
     del workspace
     with FakeGCS() as server:
         paths = save("gs://bucket/run")

@@ -68,7 +68,6 @@ class Run:
         self.ledger.add(_name(path), path, {"step": step}, files)
 
     def save(self, step: int) -> None:
-        """Save and wait."""
         self.checkpointer.save(step, state(step), _PROGRESS)
         self.checkpointer.wait()
 

@@ -21,7 +21,6 @@ from typing import Any
 
 
 def options() -> argparse.Namespace:
-    """The command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder")
     parser.add_argument("--run", required=True, help="folder of this run")
@@ -47,7 +46,6 @@ def recorded(run: Path) -> tuple[tuple[int, str], ...]:
 
 
 def main() -> None:
-    """Train, or go on training, and report."""
     asked = options()
     run, began = Path(asked.run), time.time()
     (run / "records").mkdir(parents=True, exist_ok=True)

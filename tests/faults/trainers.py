@@ -105,7 +105,6 @@ class Trainers:
         self.wait_for(lambda line: line.startswith("step ") and int(line.split()[1]) >= step)
 
     def kill(self, index: int = 0, number: int = signal.SIGKILL) -> None:
-        """Send a signal to one process."""
         self.processes[index].send_signal(number)
 
     def ends(self, seconds: float = START_SECONDS) -> list[int]:
@@ -119,11 +118,9 @@ class Trainers:
         return [process.returncode for process in self.processes]
 
     def report(self, index: int = 0) -> dict[str, Any]:
-        """What a process left at its end."""
         return json.loads((self.run / f"report-{index}.json").read_text())
 
     def log(self) -> str:
-        """What all processes wrote to stderr."""
         return "\n".join(log.read_text() for log in self.logs)
 
     def tail(self) -> str:

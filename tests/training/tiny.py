@@ -95,7 +95,9 @@ def dataset(*shards: TokenShard) -> DatasetSpec:
 
 
 def make_job(root: str, **changes: Any) -> TrainJob:
-    """A job on shards already written under `root` by `write_data`."""
+    """A job on shards already written under `root` by `write_data`; `train` may be fields of it."""
+    if isinstance(changes.get("train"), dict):
+        changes["train"] = dataclasses.replace(TRAIN, **changes["train"])
     fields = {
         "model": MODEL,
         "optimizer": OPTIMIZER,

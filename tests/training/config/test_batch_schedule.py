@@ -78,11 +78,7 @@ def test_rows_are_cut_in_the_order_of_the_text():
         assert phase[0].cut(stored[read], rows).tolist() == pieces[rows].tolist()
 
 
-SCHEDULED = dataclasses.replace(
-    tiny.TRAIN,
-    batch_schedule=((2, 16),),
-    length_schedule=((0, 4), (4, 1)),
-)
+SCHEDULED = {"batch_schedule": ((2, 16),), "length_schedule": ((0, 4), (4, 1))}
 
 
 @pytest.mark.slow
@@ -149,10 +145,8 @@ def test_the_largest_phase_decides_the_sharding(largest):
 @pytest.mark.parametrize("moment", ["the phase's last step", "the next phase's compilation"])
 def test_a_signal_between_two_phases_saves_at_once(data, tmp_path, monkeypatch, moment):
     """Neither a step of the next phase nor the end of its compilation is waited for."""
-    config = dataclasses.replace(
-        tiny.TRAIN, batch_schedule=((3, 16),), checkpoint_every=1000, evaluate_every=1000
-    )
-    job = tiny.make_job(data, train=config, checkpoint_directory=str(tmp_path))
+    train = {"batch_schedule": ((3, 16),), "checkpoint_every": 1000, "evaluate_every": 1000}
+    job = tiny.make_job(data, train=train, checkpoint_directory=str(tmp_path))
     committed, compiled, saved = [], [], threading.Event()
     compiling = compile_ahead.PhaseCompiler._compile
 

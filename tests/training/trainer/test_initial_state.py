@@ -17,9 +17,9 @@ CONSTANT = dataclasses.replace(tiny.OPTIMIZER, schedule="constant")
 @pytest.fixture(scope="module")
 def finished(data, tmp_path_factory):
     """A finished run of four steps at a constant rate: (job, result)."""
-    config = dataclasses.replace(tiny.TRAIN, steps=4, checkpoint_every=2)
+    train = {"steps": 4, "checkpoint_every": 2}
     directory = str(tmp_path_factory.mktemp("finished"))
-    job = tiny.make_job(data, train=config, optimizer=CONSTANT, checkpoint_directory=directory)
+    job = tiny.make_job(data, train=train, optimizer=CONSTANT, checkpoint_directory=directory)
     return job, tiny.run(job)
 
 
@@ -163,9 +163,8 @@ def test_a_run_with_checkpoints_of_its_own_resumes_and_does_not_start_again(fini
 @pytest.fixture(scope="module")
 def stopped(data, tmp_path_factory):
     """(job of the run, its checkpoint of step 2)."""
-    config = dataclasses.replace(tiny.TRAIN, steps=2)
     directory = str(tmp_path_factory.mktemp("stopped"))
-    job = tiny.make_job(data, train=config, checkpoint_directory=directory)
+    job = tiny.make_job(data, train={"steps": 2}, checkpoint_directory=directory)
     return job, tiny.run(job).checkpoint
 
 

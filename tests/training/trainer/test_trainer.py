@@ -15,8 +15,7 @@ from pipeline.errors import CorruptOutput, InputError, WorkerLost
 from tests.training import tiny
 from training.checkpoint import files
 from training.evaluate import evaluator
-from training.trainer import compile_ahead, run_context
-from training.trainer.trainer import train
+from training.trainer import compile_ahead, run_context, trainer
 
 HALF = dataclasses.replace(tiny.TRAIN, parallel=tiny.split(2))
 
@@ -140,7 +139,7 @@ def test_no_sound_checkpoint_stops_the_run(data, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("train_changes", "words"),
+    ("changes", "words"),
     [
         ({"parallel": tiny.split(3)}, "8 devices are not divisible by a group of 3"),
         ({"batch_size": 12}, "12 from step 0 on is not divisible by 8 devices"),
@@ -148,12 +147,11 @@ def test_no_sound_checkpoint_stops_the_run(data, tmp_path):
         ({"attention": "splash"}, "splash cannot run"),
     ],
 )
-def test_what_does_not_fit_the_devices_is_refused(data, tmp_path, train_changes, words):
+def test_what_does_not_fit_the_devices_is_refused(data, tmp_path, changes, words):
     """Refused in one line; no checkpoint is begun."""
-    config = dataclasses.replace(tiny.TRAIN, **train_changes)
-    job = tiny.make_job(data, train=config, checkpoint_directory=str(tmp_path / "none"))
+    job = tiny.make_job(data, train=changes, checkpoint_directory=str(tmp_path / "none"))
     with pytest.raises(InputError, match=words) as caught:
-        train(job)
+        trainer.train(job)
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "none").exists()
 
@@ -162,8 +160,8 @@ def test_what_does_not_fit_the_devices_is_refused(data, tmp_path, train_changes,
 def test_divergence_stops_the_run_and_keeps_the_last_good_checkpoint(data, tmp_path):
     """An infinite learning signal is never applied; after max_skipped steps the run stops."""
     optimizer = dataclasses.replace(tiny.OPTIMIZER, learning_rate=1e38, warmup=0, weight_decay=1e3)
-    config = dataclasses.replace(tiny.TRAIN, max_skipped=2, checkpoint_every=1000)
-    job = tiny.make_job(data, optimizer=optimizer, train=config, checkpoint_directory=str(tmp_path))
+    train = {"max_skipped": 2, "checkpoint_every": 1000}
+    job = tiny.make_job(data, optimizer=optimizer, train=train, checkpoint_directory=str(tmp_path))
     with pytest.raises(InputError, match="not finite"):
         tiny.run(job)
     assert [path.name for path in tmp_path.iterdir()] == ["metrics.0"], "no checkpoint"
@@ -180,8 +178,8 @@ def test_divergence_stops_the_run_and_keeps_the_last_good_checkpoint(data, tmp_p
 def test_a_run_that_learned_nothing_is_no_success(data, tmp_path, changes, words):
     """Every step skipped, or a last loss that is not finite: refused, also by the next attempt."""
     optimizer = dataclasses.replace(tiny.OPTIMIZER, warmup=0, **changes)
-    config = dataclasses.replace(tiny.TRAIN, evaluate_every=100)
-    job = tiny.make_job(data, optimizer=optimizer, train=config, checkpoint_directory=str(tmp_path))
+    train = {"evaluate_every": 100}
+    job = tiny.make_job(data, optimizer=optimizer, train=train, checkpoint_directory=str(tmp_path))
     heard = tiny.Heard()
     with pytest.raises(InputError, match=words):
         tiny.run(job, heard)
@@ -278,8 +276,8 @@ def test_an_error_waits_for_the_checkpoint_under_way_and_is_the_one_raised(
 
     monkeypatch.setattr(files, "_write_local", slow)
     monkeypatch.setattr(run_context, "Watchdog", Watched)
-    config = dataclasses.replace(tiny.TRAIN, checkpoint_every=3, evaluate_every=1000)
-    job = tiny.make_job(data, train=config, checkpoint_directory=str(tmp_path))
+    train = {"checkpoint_every": 3, "evaluate_every": 1000}
+    job = tiny.make_job(data, train=train, checkpoint_directory=str(tmp_path))
     heard = tiny.Heard(progress=progress)
     with pytest.raises(InputError, match="diverged"):
         tiny.run(job, heard)
@@ -297,13 +295,12 @@ def test_writing_a_profile_is_not_a_step_to_the_watchdog(data, tmp_path, monkeyp
             return super().phase(name)
 
     monkeypatch.setattr(run_context, "Watchdog", Watched)
-    config = dataclasses.replace(tiny.TRAIN, profile=(2, 1), evaluate_every=1000)
-    job = tiny.make_job(
-        data,
-        train=config,
-        checkpoint_directory=str(tmp_path / "c"),
-        run_directory=str(tmp_path / "run"),
-    )
+    train = {"profile": (2, 1), "evaluate_every": 1000}
+    directories = {
+        "checkpoint_directory": str(tmp_path / "c"),
+        "run_directory": str(tmp_path / "run"),
+    }
+    job = tiny.make_job(data, train=train, **directories)
     tiny.run(job)
     assert phases.count("profile") == 2
     assert list((tmp_path / "run" / "traces").iterdir())
