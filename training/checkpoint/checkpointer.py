@@ -29,17 +29,14 @@ from pipeline.errors import InputError, StorageError, StoreUnavailable, WorkerLo
 from pipeline.store import storage
 from training.checkpoint import tree_names
 from training.checkpoint.chunk_grid import CHUNK_BYTES, chunk_shape
-from training.checkpoint.chunks import write_chunks
+from training.checkpoint.chunks import CheckpointWriter
 from training.checkpoint.device_to_host import HostCopies, HostShard
 from training.checkpoint.files import (
     INDEX,
     Deadline,
-    Files,
-    WrittenChunks,
     open_files,
     verify_digest,
     with_digest,
-    write_index,
 )
 from training.config.job import Listener
 
@@ -119,15 +116,15 @@ class Checkpointer:
         deadline = Deadline(self._timeout_seconds, f"{path}: checkpoint")
         files = open_files(path, deadline)
         content = json.dumps(progress).encode()
-        described = describe_with_chunks(state, self._chunk_bytes)
+        writer = CheckpointWriter(files, describe_with_chunks(state, self._chunk_bytes))
         shards = self._copies.take(tree_names.flatten(state))
         self.begun = step
 
         def finish() -> None:
             try:
-                written = _write(files, deadline, shards, described, content)
-                if written is not None:
-                    self._commit(step, path, described, written)
+                _write(writer, deadline, shards, step, content)
+                if jax.process_index() == 0:
+                    self._commit(step, path)
                 self.committed.append((step, path))
                 self._failures = 0
                 self._drop_old()
@@ -169,14 +166,7 @@ class Checkpointer:
         logger.error("checkpoint of step %d failed, training continues: %s", self.begun, error)
         self._listener.event("failed_checkpoint", step=self.begun, reason=str(error))
 
-    def _commit(
-        self, step: int, path: str, described: dict[str, Any], written: WrittenChunks
-    ) -> None:
-        try:
-            write_index(path, step, described, written)
-        except BaseException:
-            _discard(path)
-            raise
+    def _commit(self, step: int, path: str) -> None:
         try:
             self._listener.commit(step, path)
         except BaseException:
@@ -226,24 +216,24 @@ def _refuse_existing(path: str) -> None:
 
 
 def _write(
-    files: Files,
+    writer: CheckpointWriter,
     deadline: Deadline,
     shards: Sequence[HostShard],
-    described: dict[str, Any],
+    step: int,
     progress: bytes,
-) -> WrittenChunks | None:
-    """Write this process's chunks; process 0 returns what all processes wrote, others None."""
-    path, index, begun = files.path, jax.process_index(), False
+) -> None:
+    """Write this process's chunks and list them; process 0 writes the index of all lists."""
+    path, index, begun = writer.path, jax.process_index(), False
     try:
         _refuse_existing(path)
         begun = True
-        written = write_chunks(files, shards, described)
+        writer.write(shards)
         if index == 0:
-            written.complete(files, described, progress)
-            _gather(path, deadline, written)
-            return written
-        storage.write_atomic(storage.join(path, _part_name()), with_digest(written.to_json()))
-        return None
+            writer.complete(progress)
+            _gather(writer, deadline)
+            writer.write_index(step)
+        else:
+            storage.write_atomic(storage.join(path, _part_name()), with_digest(writer.written))
     except BaseException as error:
         if index == 0:
             if begun:  # otherwise the files at `path` are another checkpoint's
@@ -255,13 +245,12 @@ def _write(
         raise
 
 
-def _gather(path: str, deadline: Deadline, written: WrittenChunks) -> None:
+def _gather(writer: CheckpointWriter, deadline: Deadline) -> None:
     """Wait until every other process has listed what it wrote, and raise what one of them raised.
 
     Raises `StoreUnavailable` also where one wrote no list in time.
     """
-    missing = set(range(1, jax.process_count()))
-    pause = 0.02
+    path, missing, pause = writer.path, set(range(1, jax.process_count())), 0.02
     while missing:
         listed = set(storage.list_names(storage.join(path, PARTS)))
         for index in sorted(missing):
@@ -271,8 +260,8 @@ def _gather(path: str, deadline: Deadline, written: WrittenChunks) -> None:
             content, encoded = verify_digest(url, f"what process {index} wrote")
             if "error" in content:
                 raise _ERRORS[content["kind"]](f"process {index}: {content['error']}")
-            written.join(WrittenChunks.from_json(content))
-            written.remember(_part_name(index), encoded)
+            writer.join(content)
+            writer.remember(_part_name(index), encoded)
             missing.discard(index)
         if missing:
             try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -13,7 +14,8 @@ import jax
 import numpy as np
 from jax.sharding import SingleDeviceSharding
 
-from pipeline.errors import InputError
+from pipeline.errors import InputError, StorageError
+from pipeline.store import storage
 from training.checkpoint.chunk_grid import (
     CRC_BYTES,
     Box,
@@ -21,11 +23,13 @@ from training.checkpoint.chunk_grid import (
     box_of,
     chunk_file,
     common,
+    metadata,
+    metadata_file,
     shape_of,
     within,
 )
 from training.checkpoint.device_to_host import HostShard
-from training.checkpoint.files import Files, WrittenChunks, in_parallel
+from training.checkpoint.files import FORMAT, INDEX, PROGRESS, Files, in_parallel, with_digest
 
 _HELD_BYTES = 512 << 20  # host memory of a restore: values that are read at once
 _STRIDE = 1 << 20  # bytes per call of `extend`, which holds the GIL
@@ -39,36 +43,82 @@ def checksum(data: np.ndarray) -> int:
     return found
 
 
-def write_chunks(
-    files: Files, shards: Iterable[HostShard], leaves: Mapping[str, dict[str, Any]]
-) -> WrittenChunks:
-    """Write the chunks of this process's shards of the arrays `leaves`; returns their digests.
+class CheckpointWriter:
+    """Writes the files of a checkpoint, and its index by their digests.
 
-    Raises:
-        InputError: a parameter or moment (an array with named axes) is not finite.
+    `leaves` has the entry of every array in the index, without digests.
+
+    Attributes:
+        written: what was written, as JSON: in "chunks", by array, [number, CRC-32C of the values,
+            SHA-256 of the file] of each chunk; in "files" [path, bytes, SHA-256] of each other one.
     """
-    grids = {name: ChunkGrid.of(entry) for name, entry in leaves.items()}
-    tasks = [(each, index) for each in shards for index in grids[each.name].overlapping(each.box)]
 
-    def write(task: tuple[HostShard, tuple[int, ...]]) -> tuple[int, str]:
-        shard, index = task
-        box = grids[shard.name].box(index)
-        values = np.ascontiguousarray(shard.values[within(box, shard.box)])
-        if leaves[shard.name]["axes"] is not None:
-            _check_finite(shard.name, values)
-        data = _bytes(values)
-        crc = checksum(data)
-        tail = crc.to_bytes(CRC_BYTES, "little")
-        digest = hashlib.sha256(data.data)
-        digest.update(tail)
-        files.write(chunk_file(shard.name, index), data.data, tail)
-        return crc, digest.hexdigest()
+    def __init__(self, files: Files, leaves: Mapping[str, dict[str, Any]]) -> None:
+        self.path = files.path
+        self.written: dict[str, Any] = {"chunks": defaultdict(list), "files": []}
+        self._files, self._leaves = files, leaves
+        self._grids = {name: ChunkGrid.of(entry) for name, entry in leaves.items()}
 
-    written = WrittenChunks()
-    results = in_parallel(write, tasks, files.threads)
-    for (shard, index), result in zip(tasks, results, strict=True):
-        written.chunks.setdefault(shard.name, {})[grids[shard.name].number(index)] = result
-    return written
+    def write(self, shards: Iterable[HostShard]) -> None:
+        """Write the chunks of shards.
+
+        Raises:
+            InputError: a parameter or moment (an array with named axes) is not finite.
+        """
+        tasks = [(s, index) for s in shards for index in self._grids[s.name].overlapping(s.box)]
+
+        def write(task: tuple[HostShard, tuple[int, ...]]) -> tuple[int, int, str]:
+            shard, index = task
+            grid = self._grids[shard.name]
+            values = np.ascontiguousarray(shard.values[within(grid.box(index), shard.box)])
+            if self._leaves[shard.name]["axes"] is not None:
+                _check_finite(shard.name, values)
+            data = _bytes(values)
+            crc = checksum(data)
+            tail = crc.to_bytes(CRC_BYTES, "little")
+            digest = hashlib.sha256(data.data)
+            digest.update(tail)
+            self._files.write(chunk_file(shard.name, index), data.data, tail)
+            return grid.number(index), crc, digest.hexdigest()
+
+        results = in_parallel(write, tasks, self._files.threads)
+        for (shard, _), result in zip(tasks, results, strict=True):
+            self.written["chunks"][shard.name].append(result)
+
+    def complete(self, progress: bytes) -> None:
+        """Write the files beside the chunks: zarr.json of every array, and the progress."""
+        small = {metadata_file(name): metadata(entry) for name, entry in self._leaves.items()}
+        for name, content in {**small, PROGRESS: progress}.items():
+            self._files.write(name, content)
+            self.remember(name, content)
+
+    def remember(self, name: str, content: bytes) -> None:
+        """Add a small file that was written already."""
+        digest = hashlib.sha256(content).hexdigest()
+        self.written["files"].append((name, len(content), digest))
+
+    def join(self, written: Mapping[str, Any]) -> None:
+        """Add what another process has `written`."""
+        for name, chunks in written["chunks"].items():
+            self.written["chunks"][name] += chunks
+        self.written["files"] += written["files"]
+
+    def write_index(self, step: int) -> None:
+        """Write the index, which completes the checkpoint; `StorageError` if chunks lack."""
+        described = {}
+        for name, entry in self._leaves.items():
+            chunks = sorted(map(tuple, self.written["chunks"][name]))
+            expected = math.prod(self._grids[name].count)
+            if [number for number, _, _ in chunks] != list(range(expected)):
+                raise StorageError(
+                    f"{self.path}: expected {expected} chunks of {name}, the processes wrote "
+                    f"{len(chunks)}; their shardings of it differ"
+                )
+            digests = {"crc32c": [crc for _, crc, _ in chunks], "sha256": [d for _, _, d in chunks]}
+            described[name] = entry | digests
+        files = sorted(map(list, self.written["files"]))
+        content = {"format": FORMAT, "step": step, "leaves": described, "files": files}
+        storage.write_atomic(storage.join(self.path, INDEX), with_digest(content))
 
 
 @dataclass(frozen=True, eq=False)

@@ -18,21 +18,14 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import numpy as np
 
-from pipeline.errors import CorruptOutput, InputError, StorageError, StoreUnavailable
+from pipeline.errors import CorruptOutput, InputError, StoreUnavailable
 from pipeline.identity.fingerprint import digest
 from pipeline.store import storage
-from training.checkpoint.chunk_grid import (
-    CRC_BYTES,
-    ChunkGrid,
-    chunk_file,
-    metadata,
-    metadata_file,
-)
+from training.checkpoint.chunk_grid import CRC_BYTES, ChunkGrid, chunk_file
 
 INDEX = "index.json"
 PROGRESS = "progress.json"
@@ -40,44 +33,6 @@ FORMAT = 3
 
 # Path inside the checkpoint, size in bytes, hex SHA-256.
 Measured = tuple[str, int, str]
-
-
-@dataclass
-class WrittenChunks:
-    """What a process wrote: (CRC-32C of the values, SHA-256 of the file) of each chunk by array,
-    then by number; and the other files.
-    """
-
-    chunks: dict[str, dict[int, tuple[int, str]]] = field(default_factory=dict)
-    files: list[Measured] = field(default_factory=list)
-
-    def complete(self, files: Files, leaves: Mapping[str, Any], progress: bytes) -> None:
-        """Write the files beside the chunks: zarr.json of every array, and the progress."""
-        small = {metadata_file(name): metadata(entry) for name, entry in leaves.items()}
-        for name, content in {**small, PROGRESS: progress}.items():
-            files.write(name, content)
-            self.remember(name, content)
-
-    def remember(self, name: str, content: bytes) -> None:
-        """Add a small file that was written already."""
-        self.files.append((name, len(content), hashlib.sha256(content).hexdigest()))
-
-    def join(self, other: WrittenChunks) -> None:
-        for name, chunks in other.chunks.items():
-            self.chunks.setdefault(name, {}).update(chunks)
-        self.files += other.files
-
-    def to_json(self) -> dict[str, Any]:
-        chunks = {name: [[n, *c] for n, c in found.items()] for name, found in self.chunks.items()}
-        return {"chunks": chunks, "files": self.files}
-
-    @staticmethod
-    def from_json(tree: Mapping[str, Any]) -> WrittenChunks:
-        chunks = {
-            name: {n: (crc, sha256) for n, crc, sha256 in found}
-            for name, found in tree["chunks"].items()
-        }
-        return WrittenChunks(chunks, [(name, size, sha256) for name, size, sha256 in tree["files"]])
 
 
 def with_digest(content: Any) -> bytes:
@@ -102,32 +57,6 @@ def verify_digest(url: str, what: str) -> tuple[Any, bytes]:
     if not sound:
         raise CorruptOutput(f"{url}: {what} differs from its own digest")
     return content, encoded
-
-
-def write_index(path: str, step: int, leaves: Mapping[str, Any], written: WrittenChunks) -> None:
-    """Write the index, which completes the checkpoint at `path`; `StorageError` if chunks lack."""
-    described = {}
-    for name, entry in leaves.items():
-        chunks = written.chunks.get(name, {})
-        expected = math.prod(ChunkGrid.of(entry).count)
-        if sorted(chunks) != list(range(expected)):
-            raise StorageError(
-                f"{path}: expected {expected} chunks of {name}, the processes "
-                f"wrote {len(chunks)}; their shardings of it differ"
-            )
-        ordered = [chunks[number] for number in range(expected)]
-        described[name] = {
-            **entry,
-            "crc32c": [crc for crc, _ in ordered],
-            "sha256": [sha256 for _, sha256 in ordered],
-        }
-    content = {
-        "format": FORMAT,
-        "step": step,
-        "leaves": described,
-        "files": [list(file) for file in sorted(written.files)],
-    }
-    storage.write_atomic(storage.join(path, INDEX), with_digest(content))
 
 
 def read_index(path: str) -> dict[str, Any]:

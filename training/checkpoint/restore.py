@@ -22,16 +22,14 @@ from models.transformer import Transformer
 from pipeline.errors import CorruptOutput, InputError, StorageError, StoreUnavailable
 from training.checkpoint import tree_names
 from training.checkpoint.chunk_grid import CHUNK_BYTES, Box, chunk_shape
-from training.checkpoint.chunks import read_arrays, read_box, write_chunks
+from training.checkpoint.chunks import CheckpointWriter, read_arrays, read_box
 from training.checkpoint.device_to_host import HostShard
 from training.checkpoint.files import (
     PROGRESS,
     Deadline,
-    WrittenChunks,
     in_parallel,
     open_files,
     read_index,
-    write_index,
 )
 from training.config.job import Listener
 from training.sharding.layout import Layout, make_layout
@@ -157,9 +155,11 @@ def fail_together(check: Callable[[], Tree]) -> Tree:
     except Exception as raised:  # noqa: BLE001 - the others wait for this process's verdict
         error = raised
     if jax.process_count() > 1:
-        verdicts = multihost_utils.process_allgather(np.asarray(_verdict(error)))
+        kinds = [i for i, kind in enumerate(_VERDICTS, 1) if isinstance(error, kind)]
+        mine = 0 if error is None else max(kinds, default=len(_VERDICTS) + 1)
+        verdicts = multihost_utils.process_allgather(np.asarray(mine))
         worst = int(verdicts.max())
-        if worst and worst != _verdict(error):
+        if worst and worst != mine:
             kind = _VERDICTS[worst - 1] if worst <= len(_VERDICTS) else RuntimeError
             bad = np.flatnonzero(verdicts == worst).tolist()
             raise kind(
@@ -169,14 +169,6 @@ def fail_together(check: Callable[[], Tree]) -> Tree:
         raise error
     assert result is not None
     return result
-
-
-def _verdict(error: Exception | None) -> int:
-    """0 for no error, 1.. for `_VERDICTS`, and the number after those for any other error."""
-    if error is None:
-        return 0
-    kinds = [i for i, kind in enumerate(_VERDICTS, 1) if isinstance(error, kind)]
-    return max(kinds, default=len(_VERDICTS) + 1)
 
 
 def describe_model(config: TransformerConfig) -> dict[str, dict[str, Any]]:
@@ -212,12 +204,12 @@ class ModelWriter:
     """Writes a checkpoint of parameters only, of step 0, to a path that does not exist yet."""
 
     def __init__(self, path: str, config: TransformerConfig) -> None:
-        self._files = open_files(path, Deadline(EXCHANGE_SECONDS, f"{path}: writing"))
-        self._written = WrittenChunks()
         self._leaves: dict[str, dict[str, Any]] = {
             MODEL + name: {**entry, "itemsize": 4, "chunk": _chunk(name, entry["shape"])}
             for name, entry in describe_model(config).items()
         }
+        files = open_files(path, Deadline(EXCHANGE_SECONDS, f"{path}: writing"))
+        self._writer = CheckpointWriter(files, self._leaves)
 
     def shape(self, name: str) -> tuple[int, ...]:
         return tuple(self._leaves[MODEL + name]["shape"])
@@ -226,13 +218,12 @@ class ModelWriter:
         """Write finite float32 values of indices [begin, end) of an array's first axis, once."""
         entry = self._leaves[MODEL + name]
         box: Box = (rows, *((0, size) for size in entry["shape"][1:]))
-        shard = HostShard(MODEL + name, box, values)
-        self._written.join(write_chunks(self._files, [shard], self._leaves))
+        self._writer.write([HostShard(MODEL + name, box, values)])
 
     def finish(self) -> None:
         """Complete the checkpoint. Raises `StorageError` when rows are missing."""
-        self._written.complete(self._files, self._leaves, b"{}")
-        write_index(self._files.path, 0, self._leaves, self._written)
+        self._writer.complete(b"{}")
+        self._writer.write_index(0)
 
 
 def _chunk(name: str, shape: Iterable[int]) -> list[int]:
