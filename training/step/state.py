@@ -21,7 +21,6 @@ import jax.numpy as jnp
 import optax
 
 from models.jax_numerics import random_key
-from models.jax_versions import WITHOUT_MLIR
 from models.shape.config import TransformerConfig
 from models.transformer import Transformer
 from training.config import TrainConfig
@@ -96,9 +95,11 @@ def ema_weight(decay: float, applied: jax.Array) -> jax.Array:
     return (1.0 - decay) / -jnp.expm1(math.log(decay) * applied.astype(jnp.float32))
 
 
-def _make(
+def maker(
     config: TransformerConfig, optimizer: optax.GradientTransformation, train: TrainConfig
 ) -> Callable[[jax.Array], TrainState]:
+    """A traceable function from a key to a new state."""
+
     def make(key: jax.Array) -> TrainState:
         model = Transformer.init(config, key=key)
         zero = jnp.zeros((), jnp.int32)
@@ -125,7 +126,7 @@ def abstract_state(
     train: TrainConfig,
 ) -> TrainState:
     """The state's shapes, dtypes and shardings without arrays, for restore and AOT compilation."""
-    shapes = jax.eval_shape(_make(config, optimizer, train), random_key(0))
+    shapes = jax.eval_shape(maker(config, optimizer, train), random_key(0))
     moments = layout.abstract(shapes.optimizer_state, layout.rules.optimizer_state)
     if layout.parallel.optimizer_memory == "host":
         moments = jax.tree.map(_in_host_memory, moments)
@@ -141,22 +142,3 @@ def _in_host_memory(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
 def shardings_of(state: Any) -> Any:
     """The sharding of every array of a concrete or abstract state."""
     return jax.tree.map(lambda leaf: leaf.sharding, state)
-
-
-def init_state(
-    config: TransformerConfig,
-    optimizer: optax.GradientTransformation,
-    train: TrainConfig,
-    abstract: TrainState,
-    platform: str,
-) -> TrainState:
-    """A new state from `train.seed`; every array is created with its own sharding."""
-    # It runs once, and on a CPU its optimization takes longer than its execution: 1.1 s of CPU time
-    # with these options instead of 4.3 s at 4 layers of embed 128, and the state has the same bits.
-    cpu = {"xla_backend_optimization_level": 1, **WITHOUT_MLIR}
-    make = jax.jit(
-        _make(config, optimizer, train),
-        out_shardings=shardings_of(abstract),
-        compiler_options=cpu if platform == "cpu" else None,
-    )
-    return make(random_key(train.seed or 0))

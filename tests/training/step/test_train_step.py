@@ -19,8 +19,12 @@ from training.config import SPLIT_TABLES, AxisRules, Parallelism
 from training.step.train_step import Boundaries, LossFunction
 
 SPLIT = Parallelism(sharding="fsdp", group=2, sequence=2, rules=SPLIT_TABLES)
-EACH = dataclasses.replace(tiny.split(2, "zero1"), reduce="microbatch")
-ONLY_MOMENTS = AxisRules(params=(), optimizer_state=(("embed", ("fsdp",)),))
+ZERO1 = tiny.split(2, "zero1")
+EACH = dataclasses.replace(ZERO1, reduce="microbatch")
+TENSOR = Parallelism(sharding="zero1", tensor=2)
+ONLY_MOMENTS = dataclasses.replace(
+    ZERO1, rules=AxisRules(params=(), optimizer_state=(("embed", ("fsdp",)),))
+)
 
 
 def run(program, batches):
@@ -85,23 +89,12 @@ MESHES = {
         if name not in ("tensor2", "sequence2")
     },
     "data2-fsdp2-micro2": (4, {"parallel": tiny.split(2), "microbatches": 2}),
-    "data2-zero1-2-micro2": (4, {"parallel": tiny.split(2, "zero1"), "microbatches": 2}),
     "data2-zero1-2-micro2-each": (4, {"parallel": EACH, "microbatches": 2}),
-    "documents-micro2": (
-        4,
-        {"parallel": tiny.split(2, "zero1"), "microbatches": 2, "separate_documents": True},
-    ),
+    "documents-micro2": (4, {"parallel": ZERO1, "microbatches": 2, "separate_documents": True}),
     "replicated-micro2": (4, {"parallel": Parallelism(sharding="replicated"), "microbatches": 2}),
-    "zero1-tensor2": (
-        *(4, {"parallel": Parallelism(sharding="zero1", tensor=2), "remat": "matmuls"}),
-    ),
-    "data2-fsdp2-sequence2": (
-        *(8, {"parallel": Parallelism(sharding="fsdp", sequence=2, group=2), "loss_chunks": 2}),
-    ),
+    "zero1-tensor2": (4, {"parallel": TENSOR, "remat": "matmuls"}),
     "split-tables-sequence2": (8, {"parallel": SPLIT, "loss_chunks": 2, "microbatches": 2}),
-    "only-moments-split": (
-        *(4, {"parallel": Parallelism(sharding="zero1", group=2, rules=ONLY_MOMENTS)}),
-    ),
+    "only-moments-split": (4, {"parallel": ONLY_MOMENTS}),
 }
 
 
@@ -161,9 +154,7 @@ def test_a_bfloat16_step_runs_on_every_layout(name):
 @pytest.mark.slow
 def test_moments_may_be_split_where_parameters_are_not():
     """Each has rules of its own: here parameters are whole on every device, moments are halves."""
-    state = tiny.program(
-        4, parallel=Parallelism(sharding="zero1", group=2, rules=ONLY_MOMENTS)
-    ).init()
+    state = tiny.program(4, parallel=ONLY_MOMENTS).init()
     for tree, share in ((state.model, 1), (state.optimizer_state[1].mu, 2)):
         query = tree.blocks.stacked.attention.query.matrix.array
         assert {shard.data.size for shard in query.addressable_shards} == {query.size // share}
