@@ -107,11 +107,12 @@ def preflight(program: Program) -> tuple[Preflight, jax.stages.Compiled | None]:
             "host": None,
         }
     seconds = time.perf_counter() - started
-    sizes: dict[str, Any] = {**spent, "limit": limit}
+    spent["limit"] = limit
+    sizes: Any = {f"{name}_gib": n if n is None else n / GIB for name, n in spent.items()}
     text = None if compiled is None else compiled.as_text()
     verdict = Preflight(
         fits=compiled is not None,
-        **{f"{name}_gib": n if n is None else n / GIB for name, n in sizes.items()},
+        **sizes,
         compile_seconds=seconds,
         estimate_gib={name: size / GIB for name, size in program.estimate.parts.items()},
         versions=compiler_versions(),
