@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+
 import pytest
 
 
@@ -13,6 +15,14 @@ def data(tmp_path_factory):
     root = str(tmp_path_factory.mktemp("data"))
     write_data(root)
     return root
+
+
+@pytest.fixture
+def sigterm():
+    """Restores the handler, which a preempted run keeps until its process has left."""
+    old = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, old)
 
 
 @pytest.fixture

@@ -143,7 +143,7 @@ def test_the_largest_phase_decides_the_sharding(largest):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("moment", ["the phase's last step", "the next phase's compilation"])
-def test_a_signal_between_two_phases_saves_at_once(data, tmp_path, monkeypatch, moment):
+def test_a_signal_between_two_phases_saves_at_once(data, tmp_path, monkeypatch, sigterm, moment):
     """Neither a step of the next phase nor the end of its compilation is waited for."""
     train = {"batch_schedule": ((3, 16),), "checkpoint_every": 1000, "evaluate_every": 1000}
     job = tiny.make_job(data, train=train, checkpoint_directory=str(tmp_path))
@@ -169,11 +169,7 @@ def test_a_signal_between_two_phases_saves_at_once(data, tmp_path, monkeypatch, 
 
     monkeypatch.setattr(run_context, "Watchdog", Watched)
     monkeypatch.setattr(compile_ahead.PhaseCompiler, "_compile", compile)
-    old = signal.getsignal(signal.SIGTERM)
-    try:
-        stopped = tiny.run(job, tiny.Heard(commit=on_commit))
-    finally:
-        signal.signal(signal.SIGTERM, old)
+    stopped = tiny.run(job, tiny.Heard(commit=on_commit))
     assert (stopped.preempted, stopped.steps) == (True, 3)
     assert len(tiny.entries(job, "preempted")) == 1
     assert committed == [(3, stopped.checkpoint)]

@@ -31,11 +31,10 @@ def recipe_program(devices=1, optimizer=RECIPE, **changes):
 
 
 @pytest.mark.slow
-def test_a_run_that_was_ended_is_resumed_to_the_bit(data, tmp_path):
+def test_a_run_that_was_ended_is_resumed_to_the_bit(data, tmp_path, sigterm):
     """Ended by SIGTERM after step 5 of 8, in the tail, while momentum, decay and rate change and
     the last parameters are averaged: rows, evaluations, mean and state are the uninterrupted's."""
     job = tiny.make_job(data, model=MODEL, optimizer=RECIPE, train=LAST)
-    old = signal.getsignal(signal.SIGTERM)
 
     def run(name, heard=None, **changes):
         return tiny.run(job, heard, checkpoint_directory=str(tmp_path / name), **changes)
@@ -45,10 +44,7 @@ def test_a_run_that_was_ended_is_resumed_to_the_bit(data, tmp_path):
             os.kill(os.getpid(), signal.SIGTERM)
 
     want, heard = run("whole"), tiny.Heard(progress=leave)
-    try:
-        assert run("ended", heard).preempted
-    finally:
-        signal.signal(signal.SIGTERM, old)
+    assert run("ended", heard).preempted
     ((step, _),) = heard.committed
     assert 5 <= step < 8
     got = run("ended", resume_from=tuple(heard.committed), attempt="1")

@@ -17,6 +17,7 @@ from training.checkpoint import files
 from training.evaluate import evaluator
 from training.trainer import compile_ahead, run_context, trainer
 
+pytestmark = pytest.mark.usefixtures("sigterm")
 HALF = dataclasses.replace(tiny.TRAIN, parallel=tiny.split(2))
 
 
@@ -36,14 +37,6 @@ def whole(data, tmp_path_factory):
         return result, heard.committed, job
 
     return whole
-
-
-@pytest.fixture(autouse=True)
-def handler():
-    """A run that was told to leave keeps hearing SIGTERM until its process has left."""
-    old = signal.getsignal(signal.SIGTERM)
-    yield
-    signal.signal(signal.SIGTERM, old)
 
 
 @pytest.mark.slow
