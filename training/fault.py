@@ -2,13 +2,12 @@
 
 A spot machine gets SIGTERM some 30 seconds before it is preempted. In one process a handler sets a
 flag that the loop reads between steps. When any of many gets the signal, JAX's coordination service
-reports it in all of them at the same step, so that all leave the loop together. A second signal has
-no effect, also while the process exits.
+reports it in all of them at the same step. A second signal has no effect, also while the process
+exits.
 
 JAX detects a process that died (`training.sharding.distributed`), but not one that is alive and
-never enters a collective: the others wait for it for ever
-(https://github.com/jax-ml/jax/issues/38503). A thread in every process therefore measures the time
-since the loop's last heartbeat. After the timeout it
+never enters a collective (https://github.com/jax-ml/jax/issues/38503). A thread in every process
+therefore measures the time since the loop's last heartbeat. After the timeout it
 
 1. posts the reason in the coordination service, so that the other processes end within seconds too,
 2. logs where each process was, which of them are behind, and the stack of every thread,
@@ -282,23 +281,20 @@ def _progress(board: dict[str, str]) -> dict[int, dict[str, Any]]:
 
 def _progress_lines(board: dict[str, str]) -> list[str]:
     """One line for each process, and one that names the processes that are behind."""
-    found = _progress(board)
+    found = dict(sorted(_progress(board).items()))
+    furthest = max((at["step"] for at in found.values()), default=0)
     lines = [
         f"  process {index}: step {at['step']}, in {at['phase']!r}, idle for {at['idle']} s"
-        for index, at in sorted(found.items())
+        for index, at in found.items()
     ]
-    if found:
-        furthest = max(at["step"] for at in found.values())
-        behind = [index for index, at in sorted(found.items()) if at["step"] < furthest]
-        named = f"behind the others: process {', '.join(map(str, behind))}"
-        lines.append(f"  {named if behind else 'no process is behind the others'}")
-    return lines
+    behind = ", ".join(str(index) for index, at in found.items() if at["step"] < furthest)
+    last = f"behind the others: process {behind}" if behind else "no process is behind the others"
+    return [*lines, f"  {last}"] if found else []
 
 
 def _stacks() -> str:
     names = {thread.ident: thread.name for thread in threading.enumerate()}
-    parts = []
-    for identity, frame in sys._current_frames().items():
-        stack = "".join(traceback.format_stack(frame))
-        parts.append(f"thread {names.get(identity, identity)}:\n{stack}")
-    return "\n".join(parts)
+    return "\n".join(
+        f"thread {names.get(identity, identity)}:\n{''.join(traceback.format_stack(frame))}"
+        for identity, frame in sys._current_frames().items()
+    )

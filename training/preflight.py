@@ -80,10 +80,9 @@ class Preflight:
 
 
 def preflight(program: Program) -> tuple[Preflight, jax.stages.Compiled | None]:
-    """Compile the train step of `program` for its devices and report its memory.
+    """The verdict on the train step of `program`, and the compiled step; None if it does not fit.
 
-    The verdict, and the compiled step, None if it does not fit. Compiler errors other than too
-    little device memory propagate.
+    Compiler errors other than too little device memory propagate.
     """
     import jax
 
@@ -91,7 +90,6 @@ def preflight(program: Program) -> tuple[Preflight, jax.stages.Compiled | None]:
     chip = chip_of(program.layout.mesh.devices.flat[0].device_kind)
     limit = chip.usable if chip is not None else None
     compiled: jax.stages.Compiled | None = None
-    spent: dict[str, Any]
     started = time.perf_counter()
     try:
         compiled = lowered.compile()
@@ -102,18 +100,19 @@ def preflight(program: Program) -> tuple[Preflight, jax.stages.Compiled | None]:
             raise
         temporaries, limit = refusal
         spent = {
-            "need_gib": (temporaries + arguments) / GIB,
-            "peak_gib": None,
-            "arguments_gib": arguments / GIB,
-            "temporaries_gib": temporaries / GIB,
-            "host_gib": None,
+            "need": temporaries + arguments,
+            "peak": None,
+            "arguments": arguments,
+            "temporaries": temporaries,
+            "host": None,
         }
     seconds = time.perf_counter() - started
+    spent["limit"] = limit
+    sizes: Any = {f"{name}_gib": n if n is None else n / GIB for name, n in spent.items()}
     text = None if compiled is None else compiled.as_text()
     verdict = Preflight(
         fits=compiled is not None,
-        limit_gib=None if limit is None else limit / GIB,
-        **spent,
+        **sizes,
         compile_seconds=seconds,
         estimate_gib={name: size / GIB for name, size in program.estimate.parts.items()},
         versions=compiler_versions(),
@@ -145,26 +144,21 @@ def parse_refusal(message: str, arguments: float) -> tuple[float, float] | None:
     if found is None:
         return None
     used, used_unit, limit, limit_unit = found.groups()
-    return _bytes(used, used_unit) - included, _bytes(limit, limit_unit)
+    return float(used) * _UNITS[used_unit] - included, float(limit) * _UNITS[limit_unit]
 
 
 def _spent(compiled: Any) -> dict[str, Any]:
     memory = compiled.memory_analysis()
+    arguments, temporaries = memory.argument_size_in_bytes, memory.temp_size_in_bytes
     # Outputs that alias donated arguments need no memory of their own.
     fresh = memory.output_size_in_bytes - memory.alias_size_in_bytes
-    need = memory.temp_size_in_bytes + memory.argument_size_in_bytes + fresh
-    host = memory.host_temp_size_in_bytes + memory.host_argument_size_in_bytes
     return {
-        "need_gib": need / GIB,
-        "peak_gib": memory.peak_memory_in_bytes / GIB,
-        "arguments_gib": memory.argument_size_in_bytes / GIB,
-        "temporaries_gib": memory.temp_size_in_bytes / GIB,
-        "host_gib": host / GIB,
+        "need": temporaries + arguments + fresh,
+        "peak": memory.peak_memory_in_bytes,
+        "arguments": arguments,
+        "temporaries": temporaries,
+        "host": memory.host_temp_size_in_bytes + memory.host_argument_size_in_bytes,
     }
-
-
-def _bytes(number: str, unit: str) -> float:
-    return float(number) * _UNITS[unit]
 
 
 def describe(slice_name: str) -> list[jax.Device]:
@@ -283,7 +277,10 @@ def _compiler_inputs() -> str:
 
 
 def _compile(request: str, slice_name: str, show: Callable[[str], None]) -> dict[str, Any]:
-    show(f"compiling for {slice_name} (--no-compile skips it); {_usual_time()}")
+    show(
+        f"compiling for {slice_name} (--no-compile skips it); the first one may take 10 minutes, "
+        "later ones of an equal step no time"
+    )
     started = time.monotonic()
     path = os.pathsep.join(filter(None, (str(_ROOT), os.environ.get("PYTHONPATH"))))
     process = subprocess.Popen(
@@ -325,17 +322,6 @@ def _reason(stderr: str, status: int) -> str:
     if status < 0:
         return f"signal {-status} ended its process, as where memory is short"
     return lines[0 if traced else -1] if lines else "no message"
-
-
-def _usual_time() -> str:
-    """How long the compilations took whose verdicts are cached here, as text."""
-    seconds = []
-    for path in Path(cache_directory(), "compiled").glob("*.json"):
-        with contextlib.suppress(OSError, ValueError, KeyError):
-            seconds.append(json.loads(path.read_bytes())["compile_seconds"])
-    if not seconds:
-        return "the first one may take 10 minutes, later ones of an equal step no time"
-    return f"here {len(seconds)} such took {min(seconds):.0f} to {max(seconds):.0f} s"
 
 
 def _end_with(parent: int) -> None:

@@ -8,29 +8,31 @@ before), and writing (flushed), reading cold (out of the page cache) and reading
 in files of 32 MiB, four at a time. `ours`: seconds that `save` keeps its caller, beside a copy of
 the same arrays by all cores just before (`copy_s`), and then until the checkpoint is stored;
 seconds to restore onto the device, cold and warm. Processor seconds are of a save, all threads. The
-first save is told apart: it needs new memory.
+first save has a figure of its own: it needs new memory.
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
+import math
 import os
-import shutil
+import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from tests.bench import checkpoint_measure as common
-
 ROOT = Path(__file__).parents[2]
-_FILE_BYTES = 32 << 20
+_FILE_BYTES, _PIECE_BYTES = 32 << 20, 8 << 20
 
 
 def shapes_of(model: str, layers: int | None) -> dict[str, list[Any]]:
@@ -54,81 +56,133 @@ def shapes_of(model: str, layers: int | None) -> dict[str, list[Any]]:
     return {name: [list(x.shape), str(x.dtype)] for name, x in tree_names.flatten(state).items()}
 
 
-def ours(options: dict[str, Any]) -> None:
-    """Our checkpointer with the arrays on one device."""
+def values(shapes: dict[str, list[Any]]) -> dict[str, np.ndarray]:
+    """Arrays of {name: [shape, dtype]}: bits that no store can make smaller."""
+    block = np.random.default_rng(0).standard_normal(1 << 22, np.float32)
+    return {
+        name: np.resize(block, math.prod(shape)).reshape(shape).astype(dtype)
+        for name, (shape, dtype) in shapes.items()
+    }
+
+
+def timed(action: Callable[[], Any]) -> float:
+    begun = time.perf_counter()
+    action()
+    return time.perf_counter() - begun
+
+
+def rounds(name: str, figures: list[float]) -> dict[str, float]:
+    """Fields for the least and the median of some seconds."""
+    found = {"min": min(figures), "median": statistics.median(figures)}
+    return {f"{name}_{which}": round(figure, 3) for which, figure in found.items()}
+
+
+def files(directory: str) -> list[Path]:
+    return [path for path in Path(directory).rglob("*") if path.is_file()]
+
+
+def forget(directory: str) -> None:
+    """Put what was written on the disk, and out of the page cache."""
+    for path in files(directory):
+        descriptor = os.open(path, os.O_RDONLY)
+        os.fsync(descriptor)
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(descriptor)
+
+
+def settle() -> None:
+    """Return freed memory and flush disks, so that one measurement does not pay for another."""
+    ctypes.CDLL(None).malloc_trim(0)
+    os.sync()
+
+
+def copied(targets: list[np.ndarray], sources: list[np.ndarray], threads: int) -> float:
+    """Seconds to copy arrays from memory to memory that was used before, 8 MiB at a time."""
+    pieces = []
+    for target, source in zip(targets, sources, strict=True):
+        flat, into, step = source.reshape(-1), target.reshape(-1), _PIECE_BYTES // source.itemsize
+        for begin in range(0, flat.size, step):
+            pieces.append((into[begin : begin + step], flat[begin : begin + step]))
+    with ThreadPoolExecutor(threads) as pool:
+        # The first time is for the pool's threads and the memory.
+        return [timed(lambda: list(pool.map(lambda p: np.copyto(*p), pieces))) for _ in "12"][-1]
+
+
+def ours(options: dict[str, Any]) -> dict[str, Any]:
+    """Our checkpointer with the arrays on one device: saves in turn, then the last restored."""
     import jax
 
+    from tests.training.tiny import like
     from training.checkpoint.checkpointer import Checkpointer
-    from training.checkpoint.restore import restore as restored
+    from training.checkpoint.restore import restore
 
-    state = jax.device_put(common.values(options["shapes"]), jax.devices()[0])
-    like = jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state
-    )
-    checkpointer = Checkpointer(options["work"], attempt="a")
+    state = jax.device_put(values(options["shapes"]), jax.devices()[0])
+    arrays = [np.asarray(x) for x in state.values()]
+    copy = [np.zeros_like(array) for array in arrays]
+    checkpointer, last = Checkpointer(options["work"], attempt="a"), options["repeat"] + 1
+    seconds: dict[str, list[float]] = {
+        name: []
+        for name in ("copy", "blocking", "background", "cpu", "restore_cold", "restore_warm")
+    }
+    for step in range(1, last + 1):
+        settle()
+        seconds["copy"].append(copied(copy, arrays, os.cpu_count() or 1))
+        cpu = time.process_time()
+        seconds["blocking"].append(timed(lambda step=step: checkpointer.save(step, state, {})))
+        seconds["background"].append(timed(checkpointer.wait))
+        seconds["cpu"].append(time.process_time() - cpu)
+    path = checkpointer.path_of(last)
+    for _ in range(options["repeat"]):
+        forget(path)
+        for name in ("restore_cold", "restore_warm"):
+            seconds[name].append(timed(lambda: jax.block_until_ready(restore(path, like(state)))))
+    line: dict[str, Any] = {"measure": "ours", "first_blocking_s": round(seconds["blocking"][0], 3)}
+    for name, found in seconds.items():
+        line |= rounds(f"{name}_s", found[-options["repeat"] :])
+    stored = files(path)
+    with open("/proc/self/status") as status:
+        peak = next(line.split()[1] for line in status if line.startswith("VmHWM"))
+    return line | {
+        "files": len(stored),
+        "stored_mib": round(sum(path.stat().st_size for path in stored) / 2**20),
+        "peak_rss_mib": round(int(peak) / 1024),
+        "versions": {name: version(name) for name in ("tensorstore", "jax", "numpy")},
+    }
 
-    def directory(step: int) -> str:
-        return f"{options['work']}/{step:08d}.a"
 
-    def save(step: int) -> Any:
-        checkpointer.save(step, state, {"rows": []})
-        return checkpointer.wait
-
-    line = common.measure(
-        "ours",
-        *(save, lambda step: jax.block_until_ready(restored(directory(step), like)), directory),
-        [np.asarray(x) for x in state.values()],
-        options["repeat"],
-        versions=common.versions("tensorstore", "jax", "numpy"),
-    )
-    checkpointer.wait()
-    common.emit(line)
-
-
-def limits(options: dict[str, Any]) -> None:
+def limits(options: dict[str, Any]) -> dict[str, Any]:
     """What memory and disk of this machine do with as many bytes."""
-    total = sum(x.nbytes for x in common.values(options["shapes"]).values())
+    total = sum(x.nbytes for x in values(options["shapes"]).values())
     source, target = np.ones(total, np.uint8), np.zeros(total, np.uint8)
     line: dict[str, Any] = {"measure": "limits", "mib": round(total / 2**20)}
     for threads in sorted({1, os.cpu_count() or 1}):
-        seconds = [common.copied([target], [source], threads) for _ in range(options["repeat"])]
-        line |= common.rounds(f"copy_{threads}_threads_s", seconds)
-    work = Path(options["work"])
-    pieces = [(i, source[begin : begin + _FILE_BYTES]) for i, begin in _cuts(total)]
+        seconds = [copied([target], [source], threads) for _ in range(options["repeat"])]
+        line |= rounds(f"copy_{threads}_threads_s", seconds)
+    work, begins = Path(options["work"]), range(0, total, _FILE_BYTES)
+
+    def write(begin: int) -> None:
+        with open(work / str(begin), "wb") as file:
+            file.write(source[begin : begin + _FILE_BYTES].data)
+            file.flush()
+            os.fsync(file.fileno())
+
+    def read(begin: int) -> None:
+        with open(work / str(begin), "rb", buffering=0) as file:
+            file.readinto(target[begin : begin + _FILE_BYTES].data)
+
     figures: dict[str, list[float]] = {"write_s": [], "read_cold_s": [], "read_warm_s": []}
     with ThreadPoolExecutor(4) as pool:
         for _ in range(options["repeat"]):
-            common.settle()
-            clock = common.Clock()
-            list(pool.map(lambda piece: _write(work / str(piece[0]), piece[1]), pieces))
-            figures["write_s"].append(clock.wall())
-            common.forget(work)
-            for name in ("read_cold_s", "read_warm_s"):
-                clock = common.Clock()
-                list(pool.map(lambda piece: _read(work / str(piece[0]), target), pieces))
-                figures[name].append(clock.wall())
-            for path in common.files(work):
+            settle()
+            for name, action in zip(figures, (write, read, read), strict=True):
+                figures[name].append(timed(lambda do=action: list(pool.map(do, begins))))
+                if name == "write_s":
+                    forget(options["work"])
+            for path in files(options["work"]):
                 path.unlink()
-    for name, seconds in figures.items():
-        line |= common.rounds(name, seconds)
-    common.emit(line | {"cpus": os.cpu_count(), "versions": common.versions("numpy")})
-
-
-def _cuts(total: int) -> list[tuple[int, int]]:
-    return list(enumerate(range(0, total, _FILE_BYTES)))
-
-
-def _write(path: Path, data: np.ndarray) -> None:
-    with open(path, "wb") as file:
-        file.write(data.data)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _read(path: Path, target: np.ndarray) -> None:
-    begin = int(path.name) * _FILE_BYTES
-    with open(path, "rb", buffering=0) as file:
-        file.readinto(target[begin : begin + _FILE_BYTES].data)
+    for name, found in figures.items():
+        line |= rounds(name, found)
+    return line | {"cpus": os.cpu_count(), "versions": {"numpy": version("numpy")}}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -142,42 +196,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--options", type=json.loads, help=argparse.SUPPRESS)
     flags = parser.parse_args(arguments)
     if flags.measure:
-        {"ours": ours, "limits": limits}[flags.measure](flags.options)
+        found = {"ours": ours, "limits": limits}[flags.measure](flags.options)
+        print(json.dumps(found), flush=True)
         return 0
     platforms = os.environ.get("JAX_PLATFORMS", "cpu")
     os.environ["JAX_PLATFORMS"] = "cpu"  # here: an accelerator is for one process at a time
-    options = {
-        "platforms": platforms,
-        "shapes": shapes_of(flags.model, flags.layers),
-        "repeat": flags.repeat,
-    }
-    mine = [sys.executable, "-m", "tests.bench.checkpoint", "--measure"]
+    options = {"shapes": shapes_of(flags.model, flags.layers), "repeat": flags.repeat}
     for name in ("limits", "ours"):
-        _run([*mine, name, "--options"], name, options, flags.work)
+        with tempfile.TemporaryDirectory(prefix="checkpoint-", dir=flags.work) as work:
+            command = [sys.executable, "-m", "tests.bench.checkpoint", "--measure", name]
+            done = subprocess.run(
+                [*command, "--options", json.dumps({**options, "work": work})],
+                cwd=ROOT,
+                env={**os.environ, "JAX_PLATFORMS": platforms},
+                stdout=subprocess.PIPE,
+                text=True,
+                check=False,
+            )
+        failed = json.dumps({"measure": name, "failed": done.returncode})
+        print(failed if done.returncode else done.stdout.strip(), flush=True)
     return 0
-
-
-def _run(command: list[str], name: str, options: dict[str, Any], work: str | None) -> None:
-    directory = tempfile.mkdtemp(prefix="checkpoint-", dir=work)
-    environment = {**os.environ, "JAX_PLATFORMS": options["platforms"]}
-    try:
-        text = json.dumps({**options, "work": directory})
-        done = subprocess.run(
-            [*command, text],
-            cwd=ROOT,
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        lines = [line for line in done.stdout.splitlines() if line.startswith('{"measure"')]
-        for line in lines:
-            print(line, flush=True)
-        if done.returncode or not lines:
-            reason = (done.stderr.strip().splitlines() or ["no output"])[-1]
-            common.emit({"measure": name, "failed": reason})
-    finally:
-        shutil.rmtree(directory)
 
 
 if __name__ == "__main__":

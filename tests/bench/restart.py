@@ -25,7 +25,7 @@ from typing import Any
 import jax
 import jaxlib
 
-from tests.faults.trainers import Trainers
+from tests.faults.trainers import SPLIT, Trainers
 from tests.training import tiny
 from training.metrics.goodput import read_attempts
 
@@ -47,9 +47,8 @@ def say(measurement: str, **figures: Any) -> None:
 
 
 def arguments(processes: int, pause: float) -> tuple[str, ...]:
-    """Of a trainer."""
     cadence = ("--steps", str(STEPS), "--every", "2", "--pause", str(pause))
-    return (*cadence, "--split", str(processes))
+    return (*cadence, *(SPLIT if processes == 2 else ()))
 
 
 def interrupted(folder: Path, run: Path, processes: int) -> None:
@@ -85,7 +84,6 @@ def restart(
 
 
 def measure(folder: Path, base: Path, processes: int, repeats: int) -> None:
-    """Restarts in turn, and their medians."""
     interrupted(folder, base / "interrupted", processes)
     seconds: dict[bool, list[float]] = {False: [], True: []}
     parts: dict[bool, list[Mapping[str, float]]] = {False: [], True: []}
@@ -109,11 +107,10 @@ def _figures(seconds: float, parts: Mapping[str, float]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """The command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--processes", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--processes", type=int, nargs="+", default=[1, 2], choices=(1, 2))
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="ponente-restart-") as base:
         folder = Path(base, "data")

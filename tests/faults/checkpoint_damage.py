@@ -21,6 +21,7 @@ import numpy as np
 from pipeline.errors import CorruptOutput
 from tests.faults.fake_gcs import FakeGCS
 from tests.faults.registry import Fault, trials
+from tests.training import tiny
 from training.checkpoint.checkpointer import Checkpointer
 from training.checkpoint.restore import newest_sound, read_progress
 
@@ -49,13 +50,6 @@ def state(step: int) -> State:
     return jax.tree.map(jax.numpy.asarray, State(np.int32(step), values))
 
 
-def like() -> State:
-    """Shapes and shardings to restore."""
-    return jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state(0)
-    )
-
-
 def save(directory: str) -> list[tuple[int, str]]:
     """Both checkpoints; the large arrays in several chunks."""
     checkpointer = Checkpointer(directory, attempt="a", chunk_bytes=1 << 14)
@@ -69,11 +63,7 @@ def damage(
 ) -> dict[str, bytes | None]:
     """What one kind of damage to the checkpoint under `first` writes; None is deleted.
 
-    Args:
-        kind: one of `KINDS`.
-        files: of both checkpoints.
-        first: what the names of the one to damage begin with; `second` those of the other.
-        numbers: decides the rest.
+    `files` are those of both checkpoints; their names begin with `first` or with `second`.
     """
     names = sorted(name for name in files if name.startswith(first))
     name = numbers.choice(names)
@@ -114,29 +104,24 @@ def check(paths: list[tuple[int, str]], seen: Counter[str]) -> None:
     for step, _ in paths:
         seen["refused"] += step not in sound
     try:
-        found = newest_sound(paths, like())
+        found = newest_sound(paths, tiny.like(state(0)))
     except CorruptOutput:
         assert not sound, f"steps {sound} are sound, and the run does not go on"
         return
     assert found is not None
     assert found[0] == max(sound), f"resumed from step {found[0]}, sound are {sound}"
-    _same(found[2], state(found[0]))
+    assert tiny.equal(found[2], state(found[0])), "a wrong value was used"
 
 
 def _is_right_or_damaged(step: int, path: str) -> bool:
     try:
-        found = newest_sound([(step, path)], like())
+        found = newest_sound([(step, path)], tiny.like(state(0)))
     except CorruptOutput:
         return False
     assert found is not None
-    _same(found[2], state(step))
+    assert tiny.equal(found[2], state(step)), "a wrong value was used"
     assert read_progress(path) == {"rows": [{"step": step}]}
     return True
-
-
-def _same(found: Any, expected: Any) -> None:
-    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
-        assert np.asarray(a).tobytes() == np.asarray(b).tobytes(), "a wrong value was used"
 
 
 Put = Callable[[dict[str, bytes | None]], None]
@@ -169,7 +154,6 @@ def _trials(
 
 
 def on_a_disk(seed: int, count: int, workspace: Path) -> dict[str, Any]:
-    """Files of a directory."""
     paths = save(str(workspace / "run"))
     root = workspace / "run"
     sound = {str(p.relative_to(root)): p.read_bytes() for p in root.rglob("*") if p.is_file()}
@@ -189,7 +173,6 @@ def on_a_disk(seed: int, count: int, workspace: Path) -> dict[str, Any]:
 
 
 def in_a_bucket(seed: int, count: int, workspace: Path) -> dict[str, Any]:
-    """Objects of a bucket."""
     del workspace
     with FakeGCS() as server:
         paths = save("gs://bucket/run")

@@ -24,7 +24,7 @@ from pipeline.store.ledger import Ledger
 from pipeline.store.shards import File
 from tests.faults.cache_full import _leave, _no_file_beyond, small_disk
 from tests.faults.registry import Fault, pick, trials
-from tests.training.tiny import Heard
+from tests.training import tiny
 from training.checkpoint.checkpointer import Checkpointer
 from training.checkpoint.files import measured, read_index
 from training.checkpoint.restore import newest_sound
@@ -50,7 +50,7 @@ class Run:
         directory = storage.join(str(root), "attempts", attempt, "checkpoints")
         self.checkpointer = Checkpointer(
             directory,
-            Heard(
+            tiny.Heard(
                 commit=self._record,
                 drop=lambda _, path: self.ledger.drop(_name(path), attempt),
             ),
@@ -68,7 +68,6 @@ class Run:
         self.ledger.add(_name(path), path, {"step": step}, files)
 
     def save(self, step: int) -> None:
-        """Save and wait."""
         self.checkpointer.save(step, state(step), _PROGRESS)
         self.checkpointer.wait()
 
@@ -80,15 +79,10 @@ def _name(path: str) -> str:
 def expect_newest(run: Run, step: int) -> None:
     """The newest recorded checkpoint is that of `step`, and has its values."""
     expected = state(step)
-    like = {
-        name: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding)
-        for name, x in expected.items()
-    }
-    found = newest_sound(run.recorded(), like)
+    found = newest_sound(run.recorded(), tiny.like(expected))
     assert found is not None, "no checkpoint is recorded"
     assert found[0] == step, f"resumed from step {found[0]} and not {step}"
-    for name, array in expected.items():
-        assert np.asarray(found[2][name]).tobytes() == np.asarray(array).tobytes(), name
+    assert tiny.equal(found[2], expected)
 
 
 def _refused(run: Run, said: str) -> None:

@@ -22,6 +22,7 @@ import numpy as np
 
 from tests.faults.checkpoint_full import Run
 from tests.faults.registry import Fault, trials
+from tests.training import tiny
 from training.checkpoint.restore import newest_sound
 
 _ARRAYS = 12
@@ -48,10 +49,7 @@ def save_for_ever(root: Path) -> None:
 
 def _files(root: Path) -> int:
     """Files under the attempt; directories may go away meanwhile."""
-    found = 0
-    for _, _, names in os.walk(root / "attempts"):
-        found += len(names)
-    return found
+    return sum(len(names) for _, _, names in os.walk(root / "attempts"))
 
 
 def kill_while_saving(seed: int, count: int, workspace: Path) -> dict[str, Any]:
@@ -63,16 +61,12 @@ def kill_while_saving(seed: int, count: int, workspace: Path) -> dict[str, Any]:
         begun = _killed(root, at=numbers.randrange(1, _MOST))
         run = Run(root, "2-next")
         recorded = run.recorded()
-        like = jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state(0)
-        )
-        found = newest_sound(recorded, like)
+        found = newest_sound(recorded, tiny.like(state(0)))
         step = 0 if found is None else found[0]
         assert begun - 2 <= step <= begun, f"step {begun} was being saved, {step} is the newest"
         if found is not None:
             assert found[0] == recorded[-1][0], "a recorded checkpoint is not sound"
-            for name, array in state(step).items():
-                assert np.asarray(found[2][name]).tobytes() == np.asarray(array).tobytes(), name
+            assert tiny.equal(found[2], state(step))
         figures["nothing saved yet"] += found is None
         figures["an interval lost"] += step < begun
         shutil.rmtree(root)

@@ -26,13 +26,15 @@ def test_a_reader_that_trusts_inline_checksums_is_caught(tmp_path, monkeypatch):
     """A chunk in another's place is sound in itself: without the index fault 17 is not passed."""
     real = chunks._fill
 
-    def inline_only(path, files, name, checksums, grid, index, parts):
+    def inline_only(files, name, entry, index, boxes):
         class Any(int):
             __eq__ = lambda self, other: True  # noqa: E731
             __ne__ = lambda self, other: False  # noqa: E731
             __hash__ = int.__hash__
 
-        return real(path, files, name, [Any(c) for c in checksums], grid, index, parts)
+        return real(
+            files, name, {**entry, "crc32c": [Any(c) for c in entry["crc32c"]]}, index, boxes
+        )
 
     monkeypatch.setattr(chunks, "_fill", inline_only)
     with pytest.raises(Violation, match="wrong value was used"):

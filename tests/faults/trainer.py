@@ -21,7 +21,6 @@ from typing import Any
 
 
 def options() -> argparse.Namespace:
-    """The command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder")
     parser.add_argument("--run", required=True, help="folder of this run")
@@ -32,7 +31,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--index", type=int, default=0)
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--port", type=int, default=0)
-    parser.add_argument("--split", type=int, default=1, help="devices the state is split over")
+    parser.add_argument("--parallel", type=json.loads, help="fields of `Parallelism`")
     parser.add_argument("--watchdog", type=float, default=120.0)
     parser.add_argument("--stuck-at", type=int, default=0, help="step after which to do nothing")
     parser.add_argument("--profile", action="store_true", help="trace a step in the middle")
@@ -47,11 +46,11 @@ def recorded(run: Path) -> tuple[tuple[int, str], ...]:
 
 
 def main() -> None:
-    """Train, or go on training, and report."""
     asked = options()
     run, began = Path(asked.run), time.time()
     (run / "records").mkdir(parents=True, exist_ok=True)
     from tests.training import tiny
+    from training.config import Parallelism
     from training.metrics.stopwatch import Stopwatch
     from training.sharding.distributed import joined
     from training.trainer.trainer import train
@@ -83,7 +82,7 @@ def main() -> None:
         evaluate_every=max(asked.every, 10),
         watchdog_seconds=asked.watchdog,
         profile=(asked.steps // 2, 1) if asked.profile else None,
-        parallel=tiny.split(asked.split) if asked.split > 1 else tiny.TRAIN.parallel,
+        parallel=Parallelism(**asked.parallel) if asked.parallel else tiny.TRAIN.parallel,
     )
     job = tiny.make_job(
         asked.folder,

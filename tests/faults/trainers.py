@@ -18,6 +18,8 @@ from typing import Any
 from tests.compilation import xla_flags
 
 START_SECONDS = 240.0
+SPLIT = ("--parallel", '{"sharding": "fsdp", "group": 2}')
+"""The state split over two devices."""
 
 
 def free_port() -> int:
@@ -30,19 +32,13 @@ def free_port() -> int:
 class Trainers:
     """A gang of trainer processes of one run, a context; leaving it kills what is left of them.
 
-    Args:
-        folder: with the token shards.
-        run: the run's folder.
-        processes: of the gang.
-        devices: virtual ones of each process.
-        more: options of single processes, by index.
-        environment: variables of every process, beside this one's.
-        arguments: options of every process.
+    `folder` has the token shards. `arguments` are options of every process, `more` those of single
+    ones, by index; each process has so many virtual `devices`.
     """
 
     def __init__(
         self,
-        folder: Path,
+        folder: Path | str,
         run: Path,
         *arguments: str,
         processes: int = 1,
@@ -109,7 +105,6 @@ class Trainers:
         self.wait_for(lambda line: line.startswith("step ") and int(line.split()[1]) >= step)
 
     def kill(self, index: int = 0, number: int = signal.SIGKILL) -> None:
-        """Send a signal to one process."""
         self.processes[index].send_signal(number)
 
     def ends(self, seconds: float = START_SECONDS) -> list[int]:
@@ -123,11 +118,9 @@ class Trainers:
         return [process.returncode for process in self.processes]
 
     def report(self, index: int = 0) -> dict[str, Any]:
-        """What a process left at its end."""
         return json.loads((self.run / f"report-{index}.json").read_text())
 
     def log(self) -> str:
-        """What all processes wrote to stderr."""
         return "\n".join(log.read_text() for log in self.logs)
 
     def tail(self) -> str:
@@ -135,7 +128,7 @@ class Trainers:
         return "\n".join(log.read_text()[-2000:] for log in self.logs)
 
 
-def finish(folder: Path, run: Path, *arguments: str, **gang: Any) -> dict[str, Any]:
+def finish(folder: Path | str, run: Path, *arguments: str, **gang: Any) -> dict[str, Any]:
     """Start the run (again) and leave it alone; the report of process 0."""
     with Trainers(folder, run, *arguments, **gang) as trainers:
         statuses = trainers.ends()

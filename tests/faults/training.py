@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.faults.registry import Fault, trials
-from tests.faults.trainers import Trainers, finish
+from tests.faults.trainers import SPLIT, Trainers, finish
 from tests.training import tiny
 from training.fault import EXIT_CODE
 
@@ -67,7 +67,7 @@ def preempted(seed: int, count: int, workspace: Path) -> dict[str, Any]:
         draw = random.Random(number)
         run = workspace / f"trial-{number}"
         gang: dict[str, Any] = {"processes": 2, "devices": 2}
-        with Trainers(folder, run, *LONG, "--split", "2", **gang) as trainers:
+        with Trainers(folder, run, *LONG, *SPLIT, **gang) as trainers:
             trainers.wait_for_step(draw.randrange(2, 30))
             time.sleep(draw.random() * 0.1)
             began = time.monotonic()
@@ -118,7 +118,7 @@ def stuck(seed: int, count: int, workspace: Path) -> dict[str, Any]:
 
     def trial(number: int) -> None:
         run, lazy = workspace / f"trial-{number}", number % 2
-        arguments = (*LONG, "--split", "2", "--watchdog", str(WATCHDOG_SECONDS))
+        arguments = (*LONG, *SPLIT, "--watchdog", str(WATCHDOG_SECONDS))
         more = {lazy: ("--stuck-at", str(10 + number % 20))}
         gang: dict[str, Any] = {"processes": 2, "devices": 1, "more": more}
         with Trainers(folder, run, *arguments, **gang) as trainers:
@@ -145,7 +145,7 @@ def slow(seed: int, count: int, workspace: Path) -> dict[str, Any]:
 
     def trial(number: int) -> None:
         run, lazy = workspace / f"trial-{number}", number % 2
-        arguments = ("--steps", "36", "--every", "16", "--profile", "--split", "2")
+        arguments = ("--steps", "36", "--every", "16", "--profile", *SPLIT)
         more = {lazy: ("--slow", str(SLOW_SECONDS))}
         gang: dict[str, Any] = {"processes": 2, "devices": 1, "more": more}
         watched = ("--watchdog", str(SLOW_SECONDS / 4), "--pause", "0.02")

@@ -2,7 +2,27 @@
 
 from __future__ import annotations
 
+import signal
+
 import pytest
+
+
+@pytest.fixture(scope="session")
+def data(tmp_path_factory):
+    """A folder with the tiny run's token shards."""
+    from tests.training.tiny import write_data
+
+    root = str(tmp_path_factory.mktemp("data"))
+    write_data(root)
+    return root
+
+
+@pytest.fixture
+def sigterm():
+    """Restores the handler, which a preempted run keeps until its process has left."""
+    old = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, old)
 
 
 @pytest.fixture

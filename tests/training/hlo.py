@@ -44,7 +44,6 @@ class Cost:
 
 
 def cost(text: str) -> Cost:
-    """Count a compiled program."""
     visits = list(walk(parse(text)))
     return Cost(
         matmul_flops=sum(each.times * _dot_flops(each) for each in visits),

@@ -163,16 +163,21 @@ TRAIN = TrainConfig(
 )
 
 
+OPTIMIZER = OptimizerConfig(learning_rate=1e-3)
+
+
+def declared(train):
+    """A run of ten steps on one v6e."""
+    known = {"exact": True, "done": 0, "whole": train, "epochs": ()}
+    return DeclaredRun(SMALL, OPTIMIZER, train, pod("v6e-1"), 10, 1, **known)
+
+
 @pytest.mark.slow
 @needs_libtpu
 def test_the_compiler_refuses_and_its_answer_is_kept(tmp_path, monkeypatch):
     """A step that needs more than the 31.25 GiB of a v6e; the second look starts no process."""
     monkeypatch.setenv("PONENTE_CACHE", str(tmp_path))
-    optimizer = OptimizerConfig(learning_rate=1e-3)
-    run = DeclaredRun(
-        SMALL, optimizer, TRAIN, pod("v6e-1"), 10, 1, exact=True, done=0, whole=TRAIN, epochs=()
-    )
-    shown = []
+    run, shown = declared(TRAIN), []
     first = compiled_facts(run, shown.append)
     assert shown[0].startswith("compiling for v6e-1 (--no-compile skips it); the first one may")
     compiled = first.data["compiled"]
@@ -192,8 +197,6 @@ def test_the_compiler_refuses_and_its_answer_is_kept(tmp_path, monkeypatch):
     monkeypatch.setenv("LIBTPU_INIT_ARGS", "--another")
     with pytest.raises(AssertionError, match="a process was started"):
         compiled_facts(run, shown.append)
-    seconds = f"{compiled['compile_seconds']:.0f}"
-    assert shown[-1].endswith(f"here 1 such took {seconds} to {seconds} s")
 
 
 @pytest.mark.slow
@@ -201,11 +204,7 @@ def test_the_compiler_refuses_and_its_answer_is_kept(tmp_path, monkeypatch):
 def test_what_fits_is_audited(tmp_path, monkeypatch):
     """The flaws as lines, worst first, with what cures each kind, and as JSON."""
     monkeypatch.setenv("PONENTE_CACHE", str(tmp_path))
-    train = dataclasses.replace(TRAIN, batch_size=256, remat="full")
-    run = DeclaredRun(
-        *(SMALL, OptimizerConfig(learning_rate=1e-3), train, pod("v6e-1"), 10, 1),
-        **{"exact": True, "done": 0, "whole": train, "epochs": ()},
-    )
+    run = declared(dataclasses.replace(TRAIN, batch_size=256, remat="full"))
     found = compiled_facts(run, str)
     flaws = found.data["compiled"]["flaws"]
     assert [each["seconds"] for each in flaws] == sorted(
@@ -227,7 +226,7 @@ def test_what_the_compiler_cannot_take_is_an_input_error(tmp_path, monkeypatch):
     monkeypatch.setenv("PONENTE_CACHE", str(tmp_path))
     train = dataclasses.replace(TRAIN, batch_size=1)
     with pytest.raises(InputError, match=r"compiling for v6e-3 failed: .*slice: expected"):
-        module.check(SMALL, OptimizerConfig(learning_rate=1e-3), train, "v6e-3", str)
+        module.check(SMALL, OPTIMIZER, train, "v6e-3", str)
 
 
 @pytest.mark.slow

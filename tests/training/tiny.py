@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from data.batches.dataset import DatasetSpec, TokenSource
@@ -94,7 +95,9 @@ def dataset(*shards: TokenShard) -> DatasetSpec:
 
 
 def make_job(root: str, **changes: Any) -> TrainJob:
-    """A job on shards already written under `root` by `write_data`."""
+    """A job on shards already written under `root` by `write_data`; `train` may be fields of it."""
+    if isinstance(changes.get("train"), dict):
+        changes["train"] = dataclasses.replace(TRAIN, **changes["train"])
     fields = {
         "model": MODEL,
         "optimizer": OPTIMIZER,
@@ -129,6 +132,15 @@ def score_job(root: str) -> ScoreJob:
     )
 
 
+def run(
+    job: TrainJob, listener: Listener | None = None, devices: int = 1, **changes: Any
+) -> TrainResult:
+    """Train a job, with other fields, on the first `devices` devices."""
+    from training.trainer.trainer import train
+
+    return train(dataclasses.replace(job, **changes), listener, devices=jax.devices()[:devices])
+
+
 class Heard(Listener):
     """What a run told of itself; `methods` are called in place of its own."""
 
@@ -161,6 +173,25 @@ def entries(job: TrainJob, kind: str) -> list[MetricsRow]:
 def learned(rows: list[MetricsRow]) -> list[MetricsRow]:
     """Rows without the columns that depend on the clock."""
     return [{name: row[name] for name in row if name not in MEASURED} for row in rows]
+
+
+def small_state() -> dict[str, jax.Array]:
+    """A state of one small array, to save."""
+    return {"x": jnp.zeros(3)}
+
+
+def like(tree: Any) -> Any:
+    """Shapes and shardings of concrete arrays, to restore such a tree."""
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), tree)
+
+
+def assert_same_run(got: TrainResult, want: TrainResult) -> None:
+    """Two runs learned the same: rows, evaluations and published parameters have the same bits."""
+    from training.checkpoint.restore import load_model
+
+    assert learned(rows(got)) == learned(rows(want))
+    assert rows(got, "evaluations") == rows(want, "evaluations")
+    assert equal(*(load_model(each.checkpoint, MODEL) for each in (got, want)))
 
 
 def equal(a: Any, b: Any) -> bool:

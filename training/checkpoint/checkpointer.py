@@ -7,10 +7,10 @@ Each checkpoint is a new directory `<directory>/<step:08d>.<attempt>`:
     parts/00001.json   the list of what process 1 wrote, and so on; process 0 writes none
     index.json         written last: all files with checksums, see `training.checkpoint.files`
 
-Every process writes its own chunks and then its list in `parts`. Process 0 polls the store for
-these lists, writes the index and has the listener `commit` it. Saving uses no collective, and every
-wait has a timeout. A store may be unavailable for a minute: a single failed save is logged and the
-next one is made. A second failure in a row raises, and so does that of the last save before `wait`.
+Every process writes its chunks and then its list in `parts`. Process 0 polls for these lists,
+writes the index and has the listener `commit` it. Saving uses no collective, and every wait has a
+timeout. A store may be unavailable for a minute: a single failed save is logged and the next one is
+made. A second failure in a row raises, and so does that of the last save before `wait`.
 """
 
 from __future__ import annotations
@@ -28,19 +28,15 @@ import jax
 from pipeline.errors import InputError, StorageError, StoreUnavailable, WorkerLost
 from pipeline.store import storage
 from training.checkpoint import tree_names
-from training.checkpoint.chunk_grid import CHUNK_BYTES, chunk_shape, metadata, metadata_file
-from training.checkpoint.chunks import write_chunks
+from training.checkpoint.chunk_grid import CHUNK_BYTES, chunk_shape
+from training.checkpoint.chunks import CheckpointWriter
 from training.checkpoint.device_to_host import HostCopies, HostShard
 from training.checkpoint.files import (
     INDEX,
-    PROGRESS,
     Deadline,
-    Files,
-    WrittenChunks,
     open_files,
     verify_digest,
     with_digest,
-    write_index,
 )
 from training.config.job import Listener
 
@@ -62,17 +58,17 @@ class Checkpointer:
 
     Args:
         directory: parent directory of the checkpoints: a local path, or a gs:// or s3:// URL.
-        listener: in process 0, told to `commit` each complete checkpoint and to `drop` each one
+        listener: in process 0, has to `commit` each complete checkpoint and to `drop` each one
             before it is deleted; event "failed_checkpoint" for a save that the next one follows.
-        attempt: name of this attempt; `save` refuses a path that exists already.
+        attempt: part of the names; `save` refuses a path that exists already.
         dropped: from the steps of all committed checkpoints, oldest first, to the indices of those
             to delete.
         existing: sound committed checkpoints of earlier attempts, oldest first.
         chunk_bytes: maximum size of a file, where the array can be cut that finely.
 
     Attributes:
-        committed: step and path of every committed checkpoint that is kept, oldest first.
-        begun: step of the newest save that was started; 0 before the first.
+        committed: (step, path) of the committed checkpoints that are kept, oldest first.
+        begun: step of the newest save; 0 before the first.
     """
 
     def __init__(
@@ -98,16 +94,11 @@ class Checkpointer:
         self._failures = 0
         self._undeleted: list[str] = []
 
-    @property
-    def latest(self) -> tuple[int, str] | None:
-        """Step and path of the newest committed checkpoint."""
-        return self.committed[-1] if self.committed else None
-
     def path_of(self, step: int) -> str:
         return storage.join(self._directory, f"{step:08d}.{self._attempt}")
 
     def reserve(self, state: Any) -> None:
-        """Start to allocate the host memory for saves of such a state, in a background thread."""
+        """Start to allocate the host memory for saves of such a state; called once."""
         self._copies.reserve(tree_names.flatten(state))
 
     def save(self, step: int, state: Any, progress: dict[str, Any]) -> str:
@@ -120,20 +111,20 @@ class Checkpointer:
             StorageError: the last two saves failed, or the save in flight does not end in time.
         """
         self._join()
-        self._report_failure()
+        self._settle(last=False)
         path = self.path_of(step)
         deadline = Deadline(self._timeout_seconds, f"{path}: checkpoint")
         files = open_files(path, deadline)
         content = json.dumps(progress).encode()
-        described = describe_with_chunks(state, self._chunk_bytes)
+        writer = CheckpointWriter(files, describe_with_chunks(state, self._chunk_bytes))
         shards = self._copies.take(tree_names.flatten(state))
         self.begun = step
 
         def finish() -> None:
             try:
-                written = _write(path, files, deadline, shards, described, content)
-                if written is not None:
-                    self._commit(step, path, described, written)
+                _write(writer, deadline, shards, step, content)
+                if jax.process_index() == 0:
+                    self._commit(step, path)
                 self.committed.append((step, path))
                 self._failures = 0
                 self._drop_old()
@@ -148,7 +139,7 @@ class Checkpointer:
     def wait(self) -> None:
         """Wait for the save in flight; raises the errors of `save` where the last one failed."""
         self._join()
-        self._raise_failure()
+        self._settle(last=True)
 
     def _join(self) -> None:
         if self._thread is not None:
@@ -161,34 +152,21 @@ class Checkpointer:
                 )
             self._thread = None
 
-    def _report_failure(self) -> None:
-        """Report a failed save; raise when the error is permanent or the second in a row."""
-        if self._error is None:
-            return
-        if isinstance(self._error, _FINAL) or self._failures >= _FAILURES:
-            self._raise_failure()
+    def _settle(self, *, last: bool) -> None:
+        """Raise a failed save's error if it is permanent, the second in a row or the last one's."""
         error, self._error = self._error, None
+        if error is None:
+            return
+        if isinstance(error, _FINAL):
+            raise error
+        if last or self._failures >= _FAILURES:
+            # `StoreUnavailable` marks a transient error: the engine retries the step.
+            kind = StoreUnavailable if isinstance(error, OSError) else StorageError
+            raise kind(f"a checkpoint under {self._directory} failed: {error}") from error
         logger.error("checkpoint of step %d failed, training continues: %s", self.begun, error)
         self._listener.event("failed_checkpoint", step=self.begun, reason=str(error))
 
-    def _raise_failure(self) -> None:
-        if self._error is None:
-            return
-        error, self._error = self._error, None
-        if isinstance(error, _FINAL):
-            raise error
-        # `StoreUnavailable` marks a transient error: the engine retries the step.
-        kind = StoreUnavailable if isinstance(error, OSError) else StorageError
-        raise kind(f"a checkpoint under {self._directory} failed: {error}") from error
-
-    def _commit(
-        self, step: int, path: str, described: dict[str, Any], written: WrittenChunks
-    ) -> None:
-        try:
-            write_index(path, step, described, written)
-        except BaseException:
-            _discard(path)
-            raise
+    def _commit(self, step: int, path: str) -> None:
         try:
             self._listener.commit(step, path)
         except BaseException:
@@ -238,27 +216,24 @@ def _refuse_existing(path: str) -> None:
 
 
 def _write(
-    path: str,
-    files: Files,
+    writer: CheckpointWriter,
     deadline: Deadline,
     shards: Sequence[HostShard],
-    described: dict[str, Any],
+    step: int,
     progress: bytes,
-) -> WrittenChunks | None:
-    """Write this process's chunks; process 0 returns what all processes wrote, others None."""
-    index, begun = jax.process_index(), False
+) -> None:
+    """Write this process's chunks and list them; process 0 writes the index of all lists."""
+    path, index, begun = writer.path, jax.process_index(), False
     try:
         _refuse_existing(path)
         begun = True
-        written = write_chunks(files, shards, described)
+        writer.write(shards)
         if index == 0:
-            for name, entry in described.items():
-                written.add_file(files, metadata_file(name), metadata(entry))
-            written.add_file(files, PROGRESS, progress)
-            _gather(path, deadline, written)
-            return written
-        storage.write_atomic(storage.join(path, _part_name()), with_digest(written.to_json()))
-        return None
+            writer.complete(progress)
+            _gather(writer, deadline)
+            writer.write_index(step)
+        else:
+            storage.write_atomic(storage.join(path, _part_name()), with_digest(writer.written))
     except BaseException as error:
         if index == 0:
             if begun:  # otherwise the files at `path` are another checkpoint's
@@ -270,14 +245,12 @@ def _write(
         raise
 
 
-def _gather(path: str, deadline: Deadline, written: WrittenChunks) -> None:
+def _gather(writer: CheckpointWriter, deadline: Deadline) -> None:
     """Wait until every other process has listed what it wrote, and raise what one of them raised.
 
-    Raises:
-        StoreUnavailable: one of them had a transient error, or wrote no list in time.
+    Raises `StoreUnavailable` also where one wrote no list in time.
     """
-    missing = set(range(1, jax.process_count()))
-    pause = 0.02
+    path, missing, pause = writer.path, set(range(1, jax.process_count())), 0.02
     while missing:
         listed = set(storage.list_names(storage.join(path, PARTS)))
         for index in sorted(missing):
@@ -287,8 +260,8 @@ def _gather(path: str, deadline: Deadline, written: WrittenChunks) -> None:
             content, encoded = verify_digest(url, f"what process {index} wrote")
             if "error" in content:
                 raise _ERRORS[content["kind"]](f"process {index}: {content['error']}")
-            written.join(WrittenChunks.from_json(content))
-            written.remember(_part_name(index), encoded)
+            writer.join(content)
+            writer.remember(_part_name(index), encoded)
             missing.discard(index)
         if missing:
             try:
@@ -313,6 +286,6 @@ def _part_name(index: int | None = None) -> str:
 
 
 def _discard(path: str) -> None:
-    """Delete the files of a failed save, which may have filled the disk."""
+    """Delete the files of a failed save, as they may have filled the disk."""
     with contextlib.suppress(Exception):
         storage.delete_tree(path)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections import deque
+import math
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,8 @@ import jax
 import numpy as np
 from jax.sharding import SingleDeviceSharding
 
-from pipeline.errors import InputError
+from pipeline.errors import InputError, StorageError
+from pipeline.store import storage
 from training.checkpoint.chunk_grid import (
     CRC_BYTES,
     Box,
@@ -22,13 +23,15 @@ from training.checkpoint.chunk_grid import (
     box_of,
     chunk_file,
     common,
+    metadata,
+    metadata_file,
     shape_of,
     within,
 )
 from training.checkpoint.device_to_host import HostShard
-from training.checkpoint.files import Files, WrittenChunks, corrupt, in_parallel
+from training.checkpoint.files import FORMAT, INDEX, PROGRESS, Files, in_parallel, with_digest
 
-_AHEAD_BYTES = 512 << 20  # host memory of a restore: values read and not yet on a device
+_HELD_BYTES = 512 << 20  # host memory of a restore: values that are read at once
 _STRIDE = 1 << 20  # bytes per call of `extend`, which holds the GIL
 
 
@@ -40,38 +43,82 @@ def checksum(data: np.ndarray) -> int:
     return found
 
 
-def write_chunks(
-    files: Files, shards: Iterable[HostShard], leaves: Mapping[str, dict[str, Any]]
-) -> WrittenChunks:
-    """Write the chunks of this process's shards of the arrays `leaves`; returns their digests.
+class CheckpointWriter:
+    """Writes the files of a checkpoint, and its index by their digests.
 
-    Raises:
-        InputError: a parameter or moment (an array with named axes) is not finite.
+    `leaves` has the entry of every array in the index, without digests.
+
+    Attributes:
+        written: what was written, as JSON: in "chunks", by array, [number, CRC-32C of the values,
+            SHA-256 of the file] of each chunk; in "files" [path, bytes, SHA-256] of each other one.
     """
-    tasks = []
-    for shard in shards:
-        entry = leaves[shard.name]
-        grid, named = ChunkGrid.of(entry), entry["axes"] is not None
-        tasks += [(shard, grid, index, named) for index in grid.overlapping(shard.box)]
 
-    def write(task: tuple[HostShard, ChunkGrid, tuple[int, ...], bool]) -> tuple[int, str]:
-        shard, grid, index, named = task
-        values = np.ascontiguousarray(shard.values[within(grid.box(index), shard.box)])
-        if named:
-            _check_finite(shard.name, values)
-        data = _bytes(values)
-        crc = checksum(data)
-        tail = crc.to_bytes(CRC_BYTES, "little")
-        digest = hashlib.sha256(data.data)
-        digest.update(tail)
-        files.write(chunk_file(shard.name, index), data.data, tail)
-        return crc, digest.hexdigest()
+    def __init__(self, files: Files, leaves: Mapping[str, dict[str, Any]]) -> None:
+        self.path = files.path
+        self.written: dict[str, Any] = {"chunks": defaultdict(list), "files": []}
+        self._files, self._leaves = files, leaves
+        self._grids = {name: ChunkGrid.of(entry) for name, entry in leaves.items()}
 
-    written = WrittenChunks()
-    results = in_parallel(write, tasks, files.threads)
-    for (shard, grid, index, _), result in zip(tasks, results, strict=True):
-        written.chunks.setdefault(shard.name, {})[grid.number(index)] = result
-    return written
+    def write(self, shards: Iterable[HostShard]) -> None:
+        """Write the chunks of shards.
+
+        Raises:
+            InputError: a parameter or moment (an array with named axes) is not finite.
+        """
+        tasks = [(s, index) for s in shards for index in self._grids[s.name].overlapping(s.box)]
+
+        def write(task: tuple[HostShard, tuple[int, ...]]) -> tuple[int, int, str]:
+            shard, index = task
+            grid = self._grids[shard.name]
+            values = np.ascontiguousarray(shard.values[within(grid.box(index), shard.box)])
+            if self._leaves[shard.name]["axes"] is not None:
+                _check_finite(shard.name, values)
+            data = _bytes(values)
+            crc = checksum(data)
+            tail = crc.to_bytes(CRC_BYTES, "little")
+            digest = hashlib.sha256(data.data)
+            digest.update(tail)
+            self._files.write(chunk_file(shard.name, index), data.data, tail)
+            return grid.number(index), crc, digest.hexdigest()
+
+        results = in_parallel(write, tasks, self._files.threads)
+        for (shard, _), result in zip(tasks, results, strict=True):
+            self.written["chunks"][shard.name].append(result)
+
+    def complete(self, progress: bytes) -> None:
+        """Write the files beside the chunks: zarr.json of every array, and the progress."""
+        small = {metadata_file(name): metadata(entry) for name, entry in self._leaves.items()}
+        for name, content in {**small, PROGRESS: progress}.items():
+            self._files.write(name, content)
+            self.remember(name, content)
+
+    def remember(self, name: str, content: bytes) -> None:
+        """Add a small file that was written already."""
+        digest = hashlib.sha256(content).hexdigest()
+        self.written["files"].append((name, len(content), digest))
+
+    def join(self, written: Mapping[str, Any]) -> None:
+        """Add what another process has `written`."""
+        for name, chunks in written["chunks"].items():
+            self.written["chunks"][name] += chunks
+        self.written["files"] += written["files"]
+
+    def write_index(self, step: int) -> None:
+        """Write the index, which completes the checkpoint; `StorageError` if chunks lack."""
+        described = {}
+        for name, entry in self._leaves.items():
+            chunks = sorted(map(tuple, self.written["chunks"][name]))
+            expected = math.prod(self._grids[name].count)
+            if [number for number, _, _ in chunks] != list(range(expected)):
+                raise StorageError(
+                    f"{self.path}: expected {expected} chunks of {name}, the processes wrote "
+                    f"{len(chunks)}; their shardings of it differ"
+                )
+            digests = {"crc32c": [crc for _, crc, _ in chunks], "sha256": [d for _, _, d in chunks]}
+            described[name] = entry | digests
+        files = sorted(map(list, self.written["files"]))
+        content = {"format": FORMAT, "step": step, "leaves": described, "files": files}
+        storage.write_atomic(storage.join(self.path, INDEX), with_digest(content))
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,7 +131,7 @@ class _DeviceBox:
 
 
 def read_arrays(
-    path: str, files: Files, leaves: Mapping[str, Any], target: Mapping[str, Any]
+    files: Files, leaves: Mapping[str, Any], target: Mapping[str, Any]
 ) -> dict[str, jax.Array]:
     """Arrays of a checkpoint with the shardings of `target`, shapes and dtypes as in the index.
 
@@ -96,73 +143,60 @@ def read_arrays(
         CorruptOutput: a chunk is missing or changed.
     """
     arrays: dict[str, jax.Array] = {}
-    with ThreadPoolExecutor(files.threads, "restore") as pool:
-        in_flight: deque[tuple[str, list[_DeviceBox], list[Future[None]]]] = deque()
-        ahead = 0
+    held: dict[str, list[_DeviceBox]] = {}
 
-        def finish() -> int:
-            name, boxes, futures = in_flight.popleft()
-            for future in futures:
-                future.result()
-            arrays[name] = _placed(target[name], boxes)
-            return sum(own.values.nbytes for own in boxes)
+    def finish() -> None:
+        """Read the chunks that `held` needs, and move its values to their devices."""
+        needed: dict[tuple[str, tuple[int, ...]], list[_DeviceBox]] = defaultdict(list)
+        for name, boxes in held.items():
+            grid = ChunkGrid.of(leaves[name])
+            for own in boxes:
+                for index in grid.overlapping(own.box):
+                    needed[name, index].append(own)
 
-        try:
-            for name, want in target.items():
-                grid, boxes = ChunkGrid.of(leaves[name]), _device_boxes(want)
-                needed: dict[tuple[int, ...], list[_DeviceBox]] = {}
-                for own in boxes:
-                    for index in grid.overlapping(own.box):
-                        needed.setdefault(index, []).append(own)
-                checksums = leaves[name]["crc32c"]
-                futures = [
-                    pool.submit(_fill, path, files, name, checksums, grid, *item)
-                    for item in needed.items()
-                ]
-                in_flight.append((name, boxes, futures))
-                ahead += sum(own.values.nbytes for own in boxes)
-                while ahead > _AHEAD_BYTES and len(in_flight) > 1:
-                    ahead -= finish()
-            while in_flight:
-                finish()
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+        def fill(task: tuple[tuple[str, tuple[int, ...]], list[_DeviceBox]]) -> None:
+            (name, index), boxes = task
+            _fill(files, name, leaves[name], index, boxes)
+
+        in_parallel(fill, needed.items(), files.threads)
+        arrays.update({name: _placed(target[name], boxes) for name, boxes in held.items()})
+        held.clear()
+
+    for name, want in target.items():
+        held[name] = _device_boxes(want)
+        if sum(own.values.nbytes for boxes in held.values() for own in boxes) > _HELD_BYTES:
+            finish()
+    finish()
     return arrays
 
 
-def read_box(path: str, files: Files, name: str, entry: Mapping[str, Any], box: Box) -> np.ndarray:
+def read_box(files: Files, name: str, entry: Mapping[str, Any], box: Box) -> np.ndarray:
     """The values of one box of an array, in host memory; errors as of `read_arrays`."""
-    grid = ChunkGrid.of(entry)
     own = _DeviceBox(box, np.empty(shape_of(box), entry["dtype"]), [])
-    in_parallel(
-        lambda index: _fill(path, files, name, entry["crc32c"], grid, index, [own]),
-        grid.overlapping(box),
-        files.threads,
-    )
+    needed = ChunkGrid.of(entry).overlapping(box)
+    in_parallel(lambda index: _fill(files, name, entry, index, [own]), needed, files.threads)
     return own.values
 
 
 def _fill(
-    path: str,
     files: Files,
     name: str,
-    checksums: list[int],
-    grid: ChunkGrid,
+    entry: Mapping[str, Any],
     index: tuple[int, ...],
     boxes: list[_DeviceBox],
 ) -> None:
     """Read one chunk, verify its checksums and copy it into the boxes that it overlaps."""
+    grid = ChunkGrid.of(entry)
     box = grid.box(index)
     values = _read_buffer(box, boxes)
     data, tail = _bytes(values), np.empty(CRC_BYTES, np.uint8)
     file = chunk_file(name, index)
     files.read(file, data, tail)
-    found = checksum(data)
+    found, expected = checksum(data), entry["crc32c"][grid.number(index)]
     # The CRC stored in the chunk (Zarr's codec) detects corruption; the index's CRC also detects
     # a chunk that was replaced by a valid chunk of other values.
-    if int.from_bytes(tail.tobytes(), "little") != found or checksums[grid.number(index)] != found:
-        raise corrupt(path, file, "content that does not match its CRC-32C")
+    if int.from_bytes(tail.tobytes(), "little") != found or expected != found:
+        raise files.corrupt(file, "content that does not match its CRC-32C")
     for own in boxes:
         shared = common(box, own.box)
         target = own.values[within(shared, own.box)]
@@ -204,16 +238,9 @@ def _bytes(values: np.ndarray) -> np.ndarray:
 
 
 def _check_finite(name: str, values: np.ndarray) -> None:
-    if not jax.dtypes.issubdtype(values.dtype, np.floating):
-        return
-    with np.errstate(over="ignore", invalid="ignore"):
-        # A finite sum proves that all terms are finite, and costs a fraction of testing each one,
-        # but not in bfloat16, which numpy sums slowly and whose kind is not "f". A sum that is not
-        # finite may be an overflow of finite terms.
-        summed = values.dtype.kind == "f" and np.isfinite(values.sum())
-        if summed or np.isfinite(values).all():
-            return
-    raise InputError(
-        f"{name}: expected finite values to save, found {int((~np.isfinite(values)).sum())} that "
-        "are not: a training diverged, or an imported file is corrupt"
-    )
+    floating = jax.dtypes.issubdtype(values.dtype, np.floating)
+    if floating and (bad := values.size - np.count_nonzero(np.isfinite(values))):
+        raise InputError(
+            f"{name}: expected finite values to save, found {bad} that are not: a training "
+            "diverged, or an imported file is corrupt"
+        )

@@ -18,12 +18,11 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import numpy as np
 
-from pipeline.errors import CorruptOutput, InputError, StorageError, StoreUnavailable
+from pipeline.errors import CorruptOutput, InputError, StoreUnavailable
 from pipeline.identity.fingerprint import digest
 from pipeline.store import storage
 from training.checkpoint.chunk_grid import CRC_BYTES, ChunkGrid, chunk_file
@@ -34,41 +33,6 @@ FORMAT = 3
 
 # Path inside the checkpoint, size in bytes, hex SHA-256.
 Measured = tuple[str, int, str]
-
-
-@dataclass
-class WrittenChunks:
-    """What a process wrote: (CRC-32C of the values, SHA-256 of the file) of each chunk by array,
-    then by number; and the other files.
-    """
-
-    chunks: dict[str, dict[int, tuple[int, str]]] = field(default_factory=dict)
-    files: list[Measured] = field(default_factory=list)
-
-    def add_file(self, files: Files, name: str, content: bytes) -> None:
-        files.write(name, content)
-        self.remember(name, content)
-
-    def remember(self, name: str, content: bytes) -> None:
-        """Add a small file that was written already."""
-        self.files.append((name, len(content), hashlib.sha256(content).hexdigest()))
-
-    def join(self, other: WrittenChunks) -> None:
-        for name, chunks in other.chunks.items():
-            self.chunks.setdefault(name, {}).update(chunks)
-        self.files += other.files
-
-    def to_json(self) -> dict[str, Any]:
-        chunks = {name: [[n, *c] for n, c in found.items()] for name, found in self.chunks.items()}
-        return {"chunks": chunks, "files": self.files}
-
-    @staticmethod
-    def from_json(tree: Mapping[str, Any]) -> WrittenChunks:
-        chunks = {
-            name: {n: (crc, sha256) for n, crc, sha256 in found}
-            for name, found in tree["chunks"].items()
-        }
-        return WrittenChunks(chunks, [(name, size, sha256) for name, size, sha256 in tree["files"]])
 
 
 def with_digest(content: Any) -> bytes:
@@ -93,32 +57,6 @@ def verify_digest(url: str, what: str) -> tuple[Any, bytes]:
     if not sound:
         raise CorruptOutput(f"{url}: {what} differs from its own digest")
     return content, encoded
-
-
-def write_index(path: str, step: int, leaves: Mapping[str, Any], written: WrittenChunks) -> None:
-    """Write the index, which completes the checkpoint at `path`; `StorageError` if chunks lack."""
-    described = {}
-    for name, entry in leaves.items():
-        chunks = written.chunks.get(name, {})
-        expected = math.prod(ChunkGrid.of(entry).count)
-        if sorted(chunks) != list(range(expected)):
-            raise StorageError(
-                f"{path}: expected {expected} chunks of {name}, the processes "
-                f"wrote {len(chunks)}; their shardings of it differ"
-            )
-        ordered = [chunks[number] for number in range(expected)]
-        described[name] = {
-            **entry,
-            "crc32c": [crc for crc, _ in ordered],
-            "sha256": [sha256 for _, sha256 in ordered],
-        }
-    content = {
-        "format": FORMAT,
-        "step": step,
-        "leaves": described,
-        "files": [list(file) for file in sorted(written.files)],
-    }
-    storage.write_atomic(storage.join(path, INDEX), with_digest(content))
 
 
 def read_index(path: str) -> dict[str, Any]:
@@ -154,20 +92,9 @@ def content_of(index: Mapping[str, Any]) -> str:
     return digest({"step": index["step"], "leaves": index["leaves"]})
 
 
-def check_file(path: str, files: Files, name: str, size: int, sha256: str) -> bytes:
-    """The content of a small file of the checkpoint at `path`; `CorruptOutput` if it changed."""
-    content = np.empty(size, np.uint8)
-    files.read(name, content)
-    if hashlib.sha256(content.data).hexdigest() != sha256:
-        raise corrupt(path, name, "other content")
-    return content.tobytes()
-
-
 Bytes = bytes | memoryview
 Item = TypeVar("Item")
 Result = TypeVar("Result")
-
-_NOT_FOUND = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
 
 
 class Deadline:
@@ -193,13 +120,13 @@ class Files:
     """The files of one checkpoint, on a local disk. Callers may use it from `threads` threads."""
 
     def __init__(self, path: str, deadline: Deadline) -> None:
-        self._path = path
-        self._deadline = deadline
+        self.path = path
         self.threads = min(8, 2 + (os.cpu_count() or 1))
+        self._deadline = deadline
 
     def write(self, name: str, *parts: Bytes) -> None:
         """Write a file of the concatenated `parts`. Raises `StorageError`."""
-        url = storage.join(self._path, name)
+        url = storage.join(self.path, name)
         self._deadline.left()
         storage.with_local_retries(url, lambda: _write_local(url, parts))
 
@@ -208,15 +135,36 @@ class Files:
 
         Raises `CorruptOutput` where there is no such file, or it has another size.
         """
-        url = storage.join(self._path, name)
+        url = storage.join(self.path, name)
         self._deadline.left()
         try:
             found = storage.with_local_retries(
                 url, lambda: _read_local(storage.local_path(url), targets)
             )
-        except _NOT_FOUND:
+        except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
             found = None
-        _check_size(self._path, name, found, targets)
+        self._check_size(name, found, targets)
+
+    def check(self, name: str, size: int, sha256: str) -> bytes:
+        """The content of a small file; `CorruptOutput` if it changed."""
+        content = np.empty(size, np.uint8)
+        self.read(name, content)
+        if hashlib.sha256(content.data).hexdigest() != sha256:
+            raise self.corrupt(name, "other content")
+        return content.tobytes()
+
+    def corrupt(self, name: str, found: str) -> CorruptOutput:
+        """The error for a file whose content is not what was written."""
+        return CorruptOutput(
+            f"{self.path}/{name}: expected what was saved, found {found}; use an older checkpoint, "
+            "or import the model again"
+        )
+
+    def _check_size(self, name: str, found: int | None, targets: Sequence[np.ndarray]) -> None:
+        expected = sum(target.nbytes for target in targets)
+        if found != expected:
+            size = "no file" if found is None else f"{found:,} bytes instead of {expected:,}"
+            raise self.corrupt(name, size)
 
 
 def open_files(path: str, deadline: Deadline) -> Files:
@@ -237,27 +185,12 @@ def in_parallel(
             raise
 
 
-def corrupt(path: str, name: str, found: str) -> CorruptOutput:
-    """The error for a file whose content is not what was written."""
-    return CorruptOutput(
-        f"{path}/{name}: expected what was saved, found {found}; use an older checkpoint, or "
-        "import the model again"
-    )
-
-
 def _write_local(url: str, parts: Sequence[Bytes]) -> None:
     with storage.open_write(url) as file:
         for part in parts:
             file.write(part)
         file.flush()
         os.fsync(file.fileno())
-
-
-def _check_size(path: str, name: str, found: int | None, targets: Sequence[np.ndarray]) -> None:
-    expected = sum(target.nbytes for target in targets)
-    if found != expected:
-        size = "no file" if found is None else f"{found:,} bytes instead of {expected:,}"
-        raise corrupt(path, name, size)
 
 
 def _read_local(path: str, targets: Sequence[np.ndarray]) -> int:
@@ -285,7 +218,7 @@ class _BucketFiles(Files):
 
     def read(self, name: str, *targets: np.ndarray) -> None:
         content = self._bucket.request(name)()
-        _check_size(self._path, name, None if content is None else len(content), targets)
+        self._check_size(name, None if content is None else len(content), targets)
         assert content is not None
         begin = 0
         for target in targets:

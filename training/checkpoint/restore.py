@@ -21,30 +21,22 @@ from models.shape.config import TransformerConfig
 from models.transformer import Transformer
 from pipeline.errors import CorruptOutput, InputError, StorageError, StoreUnavailable
 from training.checkpoint import tree_names
-from training.checkpoint.chunk_grid import (
-    CHUNK_BYTES,
-    Box,
-    chunk_shape,
-    metadata,
-    metadata_file,
-)
-from training.checkpoint.chunks import read_arrays, read_box, write_chunks
+from training.checkpoint.chunk_grid import CHUNK_BYTES, Box, chunk_shape
+from training.checkpoint.chunks import CheckpointWriter, read_arrays, read_box
 from training.checkpoint.device_to_host import HostShard
 from training.checkpoint.files import (
     PROGRESS,
     Deadline,
-    Files,
-    WrittenChunks,
-    check_file,
     in_parallel,
     open_files,
     read_index,
-    write_index,
 )
+from training.config.job import Listener
 from training.sharding.layout import Layout, make_layout
 
 Tree = TypeVar("Tree")
-RESTORE_TIMEOUT_SECONDS = 1800.0
+RESTORE_SECONDS = 1800.0
+EXCHANGE_SECONDS = 3600.0  # of an import or export, which also reads or writes other files
 # By rising severity; a subclass comes after its base class.
 _VERDICTS = (StorageError, OSError, StoreUnavailable, InputError, CorruptOutput)
 EMA, MODEL = "ema.", "model."
@@ -79,11 +71,11 @@ def restore(path: str, like: Tree, *, prefix: str = "", step: int | None = None)
         )
 
     def read() -> dict[str, jax.Array]:
-        files = open_files(path, Deadline(RESTORE_TIMEOUT_SECONDS, f"{path}: restoring"))
+        files = open_files(path, Deadline(RESTORE_SECONDS, f"{path}: restoring"))
         # The processes share the work of checking the small files.
         small = index["files"][jax.process_index() :: jax.process_count()]
-        in_parallel(lambda file: check_file(path, files, *file), small, files.threads)
-        return read_arrays(path, files, leaves, target)
+        in_parallel(lambda file: files.check(*file), small, files.threads)
+        return read_arrays(files, leaves, target)
 
     arrays = fail_together(read)
     return tree_names.unflatten(like, {name.removeprefix(prefix): arrays[name] for name in target})
@@ -93,23 +85,14 @@ def read_progress(path: str) -> dict[str, Any]:
     """The `progress` of `Checkpointer.save`; `CorruptOutput` where it is missing or changed."""
     for name, size, sha256 in read_index(path)["files"]:
         if name == PROGRESS:
-            files = open_files(path, Deadline(RESTORE_TIMEOUT_SECONDS, f"{path}: {PROGRESS}"))
-            return json.loads(check_file(path, files, name, size, sha256))
+            files = open_files(path, Deadline(RESTORE_SECONDS, f"{path}: {PROGRESS}"))
+            return json.loads(files.check(name, size, sha256))
     raise CorruptOutput(f"{path}: {PROGRESS} is not in the index")
 
 
-def load_model(
-    checkpoint_path: str, config: TransformerConfig, *, devices: Sequence[jax.Device] | None = None
-) -> Transformer:
-    """The float32 model of a checkpoint; the optimizer's state is not read into memory.
-
-    Returns the average of the parameters where the run keeps one. Each of `devices` holds a
-    copy, by default this process's first; every process of a gang calls this.
-
-    Raises:
-        CorruptOutput: files are missing or changed.
-    """
-    return load_model_onto(make_layout(devices or jax.local_devices()[:1]), checkpoint_path, config)
+def load_model(checkpoint_path: str, config: TransformerConfig) -> Transformer:
+    """The float32 model of a checkpoint, on this process's first device; see `restore_model`."""
+    return load_model_onto(make_layout(jax.local_devices()[:1]), checkpoint_path, config)
 
 
 def load_model_onto(layout: Layout, checkpoint_path: str, config: TransformerConfig) -> Transformer:
@@ -119,7 +102,10 @@ def load_model_onto(layout: Layout, checkpoint_path: str, config: TransformerCon
 
 
 def restore_model(path: str, like: Transformer) -> Transformer:
-    """The model of the checkpoint at `path` as it is published: the EMA where there is one."""
+    """The model of the checkpoint at `path` as it is published: the EMA where there is one.
+
+    Nothing of the optimizer's state is read. Raises `CorruptOutput` as `restore` does.
+    """
     arrays = fail_together(lambda: read_index(path))["leaves"]
     kept = any(name.startswith(EMA) for name in arrays)
     return restore(path, like, prefix=EMA if kept else MODEL)
@@ -128,13 +114,13 @@ def restore_model(path: str, like: Transformer) -> Transformer:
 def newest_sound(
     checkpoints: Sequence[tuple[int, str]],
     like: Tree,
-    on_corrupt: Callable[[int, str, str], None] = lambda *_: None,
+    listener: Listener | None = None,
     read: Callable[[str], dict[str, Any]] = read_progress,
 ) -> tuple[int, str, Tree, dict[str, Any]] | None:
     """Step, path, state and progress of the newest sound one of `checkpoints`; None of none.
 
-    `checkpoints` are (step, path), oldest first. `on_corrupt` is called with step, path and reason
-    of each corrupt one; `read` gives the progress of the one at a path.
+    `checkpoints` are (step, path), oldest first. The listener has an event "corrupt_checkpoint" of
+    each corrupt one; `read` gives the progress of the one at a path.
 
     Raises:
         CorruptOutput: there are checkpoints and none is sound.
@@ -145,7 +131,8 @@ def newest_sound(
             return step, path, state, fail_together(lambda path=path: read(path))
         except CorruptOutput as error:
             logger.warning("checkpoint of step %d is corrupt, trying an older one: %s", step, error)
-            on_corrupt(step, path, str(error))
+            fields = {"step": step, "path": path, "reason": str(error)}
+            (listener or Listener()).event("corrupt_checkpoint", **fields)
     if checkpoints:
         raise CorruptOutput(
             f"none of {len(checkpoints)} checkpoints is sound (newest: {checkpoints[-1][1]}); "
@@ -168,9 +155,11 @@ def fail_together(check: Callable[[], Tree]) -> Tree:
     except Exception as raised:  # noqa: BLE001 - the others wait for this process's verdict
         error = raised
     if jax.process_count() > 1:
-        verdicts = multihost_utils.process_allgather(np.asarray(_verdict(error)))
+        kinds = [i for i, kind in enumerate(_VERDICTS, 1) if isinstance(error, kind)]
+        mine = 0 if error is None else max(kinds, default=len(_VERDICTS) + 1)
+        verdicts = multihost_utils.process_allgather(np.asarray(mine))
         worst = int(verdicts.max())
-        if worst and worst != _verdict(error):
+        if worst and worst != mine:
             kind = _VERDICTS[worst - 1] if worst <= len(_VERDICTS) else RuntimeError
             bad = np.flatnonzero(verdicts == worst).tolist()
             raise kind(
@@ -180,17 +169,6 @@ def fail_together(check: Callable[[], Tree]) -> Tree:
         raise error
     assert result is not None
     return result
-
-
-def _verdict(error: Exception | None) -> int:
-    """0 for no error, 1.. for `_VERDICTS`, and the number after those for any other error."""
-    if error is None:
-        return 0
-    kinds = [i for i, kind in enumerate(_VERDICTS, 1) if isinstance(error, kind)]
-    return max(kinds, default=len(_VERDICTS) + 1)
-
-
-_TIMEOUT_SECONDS = 3600.0
 
 
 def describe_model(config: TransformerConfig) -> dict[str, dict[str, Any]]:
@@ -208,9 +186,8 @@ class StoredModel:
         leaves = read_index(path)["leaves"]
         self.is_ema = ema and any(name.startswith(EMA) for name in leaves)
         self._prefix = EMA if self.is_ema else MODEL
-        self._path = path
         self._leaves = {n: e for n, e in leaves.items() if n.startswith(self._prefix)}
-        self._files = open_files(path, Deadline(_TIMEOUT_SECONDS, f"{path}: reading"))
+        self._files = open_files(path, Deadline(EXCHANGE_SECONDS, f"{path}: reading"))
         wanted = {self._prefix + name: entry for name, entry in describe_model(config).items()}
         if difference := tree_names.mismatch(self._leaves, wanted):
             raise InputError(f"{path}: {difference}; the checkpoint is of another model")
@@ -220,20 +197,19 @@ class StoredModel:
         entry = self._leaves[self._prefix + name]
         first, *others = ((0, size) for size in entry["shape"])
         box = (rows or first, *others)
-        return read_box(self._path, self._files, self._prefix + name, entry, box)
+        return read_box(self._files, self._prefix + name, entry, box)
 
 
 class ModelWriter:
     """Writes a checkpoint of parameters only, of step 0, to a path that does not exist yet."""
 
     def __init__(self, path: str, config: TransformerConfig) -> None:
-        self._path = path
-        self._files: Files = open_files(path, Deadline(_TIMEOUT_SECONDS, f"{path}: writing"))
-        self._written = WrittenChunks()
         self._leaves: dict[str, dict[str, Any]] = {
             MODEL + name: {**entry, "itemsize": 4, "chunk": _chunk(name, entry["shape"])}
             for name, entry in describe_model(config).items()
         }
+        files = open_files(path, Deadline(EXCHANGE_SECONDS, f"{path}: writing"))
+        self._writer = CheckpointWriter(files, self._leaves)
 
     def shape(self, name: str) -> tuple[int, ...]:
         return tuple(self._leaves[MODEL + name]["shape"])
@@ -242,15 +218,12 @@ class ModelWriter:
         """Write finite float32 values of indices [begin, end) of an array's first axis, once."""
         entry = self._leaves[MODEL + name]
         box: Box = (rows, *((0, size) for size in entry["shape"][1:]))
-        shard = HostShard(MODEL + name, box, values)
-        self._written.join(write_chunks(self._files, [shard], self._leaves))
+        self._writer.write([HostShard(MODEL + name, box, values)])
 
     def finish(self) -> None:
         """Complete the checkpoint. Raises `StorageError` when rows are missing."""
-        for name, entry in self._leaves.items():
-            self._written.add_file(self._files, metadata_file(name), metadata(entry))
-        self._written.add_file(self._files, PROGRESS, b"{}")
-        write_index(self._path, 0, self._leaves, self._written)
+        self._writer.complete(b"{}")
+        self._writer.write_index(0)
 
 
 def _chunk(name: str, shape: Iterable[int]) -> list[int]:

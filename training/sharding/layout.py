@@ -36,12 +36,16 @@ from training.config.parallelism import FSDP, MESH_AXES, AxisRules, Rules, assig
 Shape = tuple[int, int, int, int]
 
 
-def make_mesh(devices: Sequence[jax.Device], parallel: Parallelism) -> Mesh:
-    """The mesh of all devices, or of those of a topology; `parallel` is without "auto"."""
-    shape = parallel.mesh_shape(len(devices))
+def make_layout(devices: Sequence[jax.Device], parallel: Parallelism | None = None) -> Layout:
+    """A layout over all devices, or those of a topology; `parallel` is without "auto".
+
+    It is "replicated" by default.
+    """
+    parallel = parallel or Parallelism(sharding="replicated")
     arranged = _on_torus if devices[0].platform == "tpu" else _by_process
+    ordered = arranged(devices, parallel.mesh_shape(len(devices)))
     axis_types = (AxisType.Auto,) * len(MESH_AXES)
-    return Mesh(arranged(devices, shape), MESH_AXES, axis_types=axis_types)
+    return Layout(Mesh(ordered, MESH_AXES, axis_types=axis_types), parallel)
 
 
 def _by_process(devices: Sequence[jax.Device], shape: Shape) -> np.ndarray:
@@ -139,26 +143,19 @@ class Layout:
             sequence=self._several(self.rules.axes("position")),
             tables=self._several(tuple(axis for axis in batch if axis in split)),
             split_tables=self.rules.splits_tables,
-            wide_sums=self.wide_sums,
+            # A CPU's compiler fails at sums of bfloat16 over devices.
+            wide_sums=self.parallel.sums == "float32" or self.platform == "cpu",
         )
 
-    @property
-    def wide_sums(self) -> bool:
-        """Whether sums over devices are float32: a CPU's compiler fails at those of bfloat16."""
-        return self.parallel.sums == "float32" or self.platform == "cpu"
+    def forward(self, backend: str, *, alone: bool = False, **options: Any) -> Forward:
+        """A forward pass with an attention back end; `options` are of `Forward`.
 
-    def forward(self, backend: str, **options: Any) -> Forward:
-        """A forward pass on this mesh with an attention back end; `options` are of `Forward`."""
-        return Forward(
-            backend=backend,
-            mesh_axes=self.mesh_axes,
-            features_first=self.platform == "tpu",
-            gather=self.gather_block,
-            **options,
-        )
-
-    def alone(self, backend: str, **options: Any) -> Forward:
-        """A forward pass without a mesh, for code that `shard_map` runs on each device."""
+        It is on this mesh, or without one if `alone`, for code that `shard_map` runs on each
+        device. With "fsdp", layers gather their parameters themselves.
+        """
+        if not alone:
+            gather = self.gather if self.parallel.sharding == "fsdp" else None
+            options = {**options, "mesh_axes": self.mesh_axes, "gather": gather}
         return Forward(backend=backend, features_first=self.platform == "tpu", **options)
 
     def sum_once(
@@ -217,10 +214,6 @@ class Layout:
             return self.gather(model)
         outside = self.gather(eqx.tree_at(lambda m: m.blocks, model, None))
         return eqx.tree_at(lambda m: m.blocks, outside, model.blocks, is_leaf=lambda x: x is None)
-
-    def gather_block(self, block: Tree) -> Tree:
-        """`gather` of one layer with "fsdp"; else the layer as it is, gathered before."""
-        return self.gather(block) if self.parallel.sharding == "fsdp" else block
 
     @property
     def replicated(self) -> NamedSharding:
@@ -302,9 +295,3 @@ def _process_rows(sharding: NamedSharding, batch_size: int) -> np.ndarray:
     rows = np.unique(np.concatenate([every[index[0]] for index in held if index is not None]))
     rows.flags.writeable = False
     return rows
-
-
-def make_layout(devices: Sequence[jax.Device], parallel: Parallelism | None = None) -> Layout:
-    """A layout over all devices of all processes, by default "replicated"; see `make_mesh`."""
-    parallel = parallel or Parallelism(sharding="replicated")
-    return Layout(make_mesh(devices, parallel), parallel)

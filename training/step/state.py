@@ -21,7 +21,6 @@ import jax.numpy as jnp
 import optax
 
 from models.jax_numerics import random_key
-from models.jax_versions import WITHOUT_MLIR
 from models.shape.config import TransformerConfig
 from models.transformer import Transformer
 from training.config import TrainConfig
@@ -31,15 +30,11 @@ WINDOW = 64
 LEAST = 16
 
 
-def no_losses() -> jax.Array:
-    """The window before the first step: float32 [WINDOW]; losses enter it at its end."""
-    return jnp.zeros((WINDOW,), jnp.float32)
-
-
 def is_spike(recent: jax.Array, applied: jax.Array, loss: jax.Array, guard: float) -> jax.Array:
     """Whether `loss` is more than `guard` times the median of the window: bool scalar.
 
-    `applied` steps so far, int32 scalar, gave as many losses to the window, at most WINDOW.
+    The window, float32 [WINDOW], begins with zeros, and losses enter it at its end: one of each of
+    the `applied` steps so far (int32 scalar), at most WINDOW.
     """
     known = jnp.minimum(applied, WINDOW)
     unknown = jnp.arange(WINDOW) < WINDOW - known
@@ -52,18 +47,6 @@ def is_spike(recent: jax.Array, applied: jax.Array, loss: jax.Array, guard: floa
 def remember(recent: jax.Array, loss: jax.Array) -> jax.Array:
     """The window with `loss` appended and its oldest loss dropped."""
     return jnp.concatenate([recent[1:], loss[None].astype(recent.dtype)])
-
-
-def initialization_options(platform: str) -> dict[str, int] | None:
-    """`compiler_options` of `jax.jit` for the program that makes a new state; None for no options.
-
-    It runs once, and on a CPU its optimization takes longer than its execution: with these options
-    it takes 1.1 s of CPU time instead of 4.3 s at 4 layers of embed 128, and the state has the same
-    bits. In the train step the loss over 32,768 ids would take a fifth longer.
-    """
-    if platform != "cpu":
-        return None
-    return {"xla_backend_optimization_level": 1, **WITHOUT_MLIR}
 
 
 class TrainState(eqx.Module):
@@ -112,9 +95,11 @@ def ema_weight(decay: float, applied: jax.Array) -> jax.Array:
     return (1.0 - decay) / -jnp.expm1(math.log(decay) * applied.astype(jnp.float32))
 
 
-def _make(
+def maker(
     config: TransformerConfig, optimizer: optax.GradientTransformation, train: TrainConfig
 ) -> Callable[[jax.Array], TrainState]:
+    """A traceable function from a key to a new state."""
+
     def make(key: jax.Array) -> TrainState:
         model = Transformer.init(config, key=key)
         zero = jnp.zeros((), jnp.int32)
@@ -127,7 +112,7 @@ def _make(
             model=model,
             optimizer_state=optimizer_state,
             ema=jax.tree.map(jnp.copy, model) if average else None,
-            recent=no_losses() if train.spike_guard else None,
+            recent=jnp.zeros((WINDOW,), jnp.float32) if train.spike_guard else None,
             averaged=zero if train.average_last else None,
         )
 
@@ -141,40 +126,19 @@ def abstract_state(
     train: TrainConfig,
 ) -> TrainState:
     """The state's shapes, dtypes and shardings without arrays, for restore and AOT compilation."""
-    shapes = jax.eval_shape(_make(config, optimizer, train), random_key(0))
+    shapes = jax.eval_shape(maker(config, optimizer, train), random_key(0))
     moments = layout.abstract(shapes.optimizer_state, layout.rules.optimizer_state)
     if layout.parallel.optimizer_memory == "host":
-        moments = in_host_memory(moments)
+        moments = jax.tree.map(_in_host_memory, moments)
     return eqx.tree_at(lambda state: state.optimizer_state, layout.abstract(shapes), moments)
 
 
-def in_host_memory(tree: Any) -> Any:
-    """`tree` with its abstract arrays sharded in host memory; scalars such as counts stay."""
-
-    def move(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-        if not leaf.ndim or leaf.sharding is None:
-            return leaf
-        return leaf.update(sharding=leaf.sharding.with_memory_kind("pinned_host"))
-
-    return jax.tree.map(move, tree)
+def _in_host_memory(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+    if not leaf.ndim or leaf.sharding is None:  # scalars such as counts stay
+        return leaf
+    return leaf.update(sharding=leaf.sharding.with_memory_kind("pinned_host"))
 
 
 def shardings_of(state: Any) -> Any:
     """The sharding of every array of a concrete or abstract state."""
     return jax.tree.map(lambda leaf: leaf.sharding, state)
-
-
-def init_state(
-    config: TransformerConfig,
-    optimizer: optax.GradientTransformation,
-    train: TrainConfig,
-    abstract: TrainState,
-    platform: str,
-) -> TrainState:
-    """A new state from `train.seed`; every array is created with its own sharding."""
-    make = jax.jit(
-        _make(config, optimizer, train),
-        out_shardings=shardings_of(abstract),
-        compiler_options=initialization_options(platform),
-    )
-    return make(random_key(train.seed or 0))

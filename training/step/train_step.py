@@ -23,10 +23,11 @@ A batch holds stored ids only, which determine documents and loss mask:
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -38,7 +39,7 @@ from models.layers.axes import BATCH, POSITION
 from models.layers.norms import cast
 from models.loss.next_token import next_token_loss, score_tokens
 from models.named import NamedArray
-from models.transformer import Forward, Transformer
+from models.transformer import Transformer
 from training.config import TrainConfig
 from training.cost.memory_plan import logit_budget
 from training.optimizer import Schedule
@@ -144,16 +145,12 @@ def make_evaluation_step(
 Metrics = dict[str, jax.Array]
 
 
-@dataclass(frozen=True)
-class LossSums:
-    """Sums over the counted tokens of a batch, float32 scalars: nll in nats, z-loss, count."""
+class LossSums(NamedTuple):
+    """Of the counted tokens of a batch, float32 scalars: sums of nll (nats) and z-loss, number."""
 
     nll: jax.Array
     z: jax.Array
-    count: jax.Array
-
-
-jax.tree_util.register_dataclass(LossSums, ("nll", "z", "count"), ())
+    tokens: jax.Array
 
 
 @dataclass(frozen=True)
@@ -172,26 +169,20 @@ class LossFunction:
 
         Takes the gathered model in the compute dtype and stored ids, int32 [batch, position].
         """
-        options: dict[str, Any] = {"remat": self.config.remat, "unroll": self.config.unroll}
-        if self.reduces_once:  # on one device, inside `shard_map`
-            return self._summed(compute_params, stored, self.layout.alone(self.backend, **options))
-        with self.layout.activations():
-            whole = self.layout.forward(self.backend, **options)
-            return self._summed(compute_params, stored, whole)
-
-    def _summed(
-        self, compute_params: Transformer, stored: jax.Array, forward: Forward
-    ) -> tuple[jax.Array, LossSums]:
-        tokens = self.boundaries.tokens(stored)
-        loss = next_token_loss(
-            compute_params,
-            hax.named(tokens, ("batch", "position")),
-            loss_mask=self.boundaries.counted(stored),
-            segment_ids=self.boundaries.segments(stored),
-            z_loss=self.config.z_loss,
-            chunks=int(self.config.loss_chunks),
-            forward=forward,
-        )
+        config, layout, boundaries = self.config, self.layout, self.boundaries
+        alone = self.reduces_once  # on one device, inside `shard_map`
+        with contextlib.nullcontext() if alone else layout.activations():
+            loss = next_token_loss(
+                compute_params,
+                hax.named(boundaries.tokens(stored), ("batch", "position")),
+                loss_mask=boundaries.counted(stored),
+                segment_ids=boundaries.segments(stored),
+                z_loss=config.z_loss,
+                chunks=int(config.loss_chunks),
+                forward=layout.forward(
+                    self.backend, alone=alone, remat=config.remat, unroll=config.unroll
+                ),
+            )
         return loss.objective, LossSums(loss.total, loss.z, loss.count)
 
     @property
@@ -317,19 +308,19 @@ def make_train_step(
     def train_step(state: TrainState, tokens: jax.Array) -> tuple[TrainState, Metrics]:
         with exact_products(config.compute_dtype):  # the backward pass too
             sums, summed = loss_function.gradients(state.model, tokens)
-        count = jnp.maximum(sums.count, 1.0)  # a batch without counted tokens has gradients of 0
+        count = jnp.maximum(sums.tokens, 1.0)  # a batch without counted tokens has gradients of 0
         gradients = jax.tree.map(lambda g: g / count, summed)
         if layout.parallel.optimizer_memory == "host":
             copied = jax.device_put(state.optimizer_state, on_device)
             state = dataclasses.replace(state, optimizer_state=copied)
         learning_rate = rate(state.step)
         loss = sums.nll / count
-        sound = (sums.count > 0) & jnp.isfinite(loss + sums.z)
+        sound = (sums.tokens > 0) & jnp.isfinite(loss + sums.z)
         new, metrics = _apply(optimizer, config, state, gradients, learning_rate, loss, sound)
         metrics |= {
             "loss": loss,
             "learning_rate": learning_rate,
-            "tokens": sums.count,
+            "tokens": sums.tokens,
             "skipped": new.skipped,
         }
         return new, {name: value.astype(jnp.float32) for name, value in metrics.items()}

@@ -1,10 +1,9 @@
 """Compiles the steps of a run's batch phases in a thread; JAX's compilation cache in the store.
 
-Compiling needs no arrays and reading arrays needs little CPU time, so the first step is compiled
-while the state is restored or initialized, and a run waits only for the longer of the two. In a run
-of one process SIGTERM ends the wait for a compilation, which may take minutes while a spot machine
-has 30 seconds. XLA compilation itself cannot be cancelled, so a process that exits normally still
-waits for it; killing the process instead loses nothing.
+The first step is compiled while the state is restored or initialized: a run waits only for the
+longer of the two. In a run of one process SIGTERM ends the wait for a compilation, which may take
+minutes while a spot machine has 30 seconds. XLA compilation itself cannot be cancelled: a process
+that exits normally still waits for it, and killing the process instead loses nothing.
 
 JAX decides what an entry of its cache depends on and writes those of process 0, whose compilation
 took a second or more, as XLA's serialized executables: no pickle is loaded. On a pod of CPUs the
@@ -13,27 +12,23 @@ keys differ among the processes, so that all but the first compile.
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import logging
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import jax
 from jax._src import compilation_cache, config  # the only way to a cache in any store
 from jax._src.compilation_cache_interface import CacheInterface
+from jax.stages import Compiled
 
 from pipeline.errors import PonenteError
 from pipeline.store import storage
 from training.config.batch_schedule import BatchPhase
-from training.config.job import TrainJob
-from training.cost.executed_flops import executed_flops
 from training.cost.host_cpu import processor
 from training.fault import StopSignal
-from training.metrics.recorder import Throughput
 from training.step.program import Program
 
 logger = logging.getLogger(__name__)
@@ -96,14 +91,6 @@ _POLL_SECONDS = 0.2
 _STEP = "jit_train_step-"  # beginning of the step's key in JAX's compilation cache
 
 
-@dataclass(frozen=True)
-class CompiledPhase:
-    """A batch phase's compiled step, for its batch shape only, and the throughput of its steps."""
-
-    step: jax.stages.Compiled
-    throughput: Throughput
-
-
 class PhaseCompiler:
     """Compiles the steps of batch phases one after the other. Close it after use.
 
@@ -111,12 +98,8 @@ class PhaseCompiler:
     """
 
     def __init__(
-        self,
-        job: TrainJob,
-        batch_phases: Sequence[tuple[BatchPhase, Program]],
-        found: Sequence[str] = (),
+        self, batch_phases: Sequence[tuple[BatchPhase, Program]], found: Sequence[str]
     ) -> None:
-        self._job = job
         self._programs = dict(batch_phases)
         self._found = found
         self._thread = ThreadPoolExecutor(1, "compile")
@@ -132,23 +115,14 @@ class PhaseCompiler:
         """Steps compiled so far."""
         return self._done - self.loaded
 
-    def start(self, phase: BatchPhase) -> Future[CompiledPhase]:
-        """Start to compile the step of a phase, after those that were started before."""
+    def start(self, phase: BatchPhase) -> Future[Compiled]:
         return self._thread.submit(self._compile, phase)
-
-    def start_likely(self) -> tuple[BatchPhase, Future[CompiledPhase]] | None:
-        """Start with the phase of the newest checkpoint; None when only its content shows it."""
-        job = self._job
-        if not job.resume_from and job.start is not None and job.start.take == "everything":
-            return None
-        phase = self.phase_after(job.resume_from[-1][0] if job.resume_from else 0)
-        return None if phase is None else (phase, self.start(phase))
 
     def phase_after(self, step: int) -> BatchPhase | None:
         """The phase of the step after `step`; None after the last."""
         return next((phase for phase in self._programs if phase.end > step), None)
 
-    def result(self, compiling: Future[CompiledPhase], stop: StopSignal) -> CompiledPhase | None:
+    def result(self, compiling: Future[Compiled], stop: StopSignal) -> Compiled | None:
         """Wait for a compilation; None when SIGTERM came before its end."""
         while not wait([compiling], timeout=_POLL_SECONDS).done:
             if stop.alone:
@@ -159,14 +133,7 @@ class PhaseCompiler:
         """Start no more compilations; does not wait for one in flight."""
         self._thread.shutdown(wait=False)
 
-    def _compile(self, phase: BatchPhase) -> CompiledPhase:
-        program, job = self._programs[phase], self._job
-        layout, train = program.layout, program.train
-        traced = program.step.trace(program.abstract, program.abstract_batch())
-        kind = layout.mesh.devices.flat[0].device_kind
-        shape = (job.model, train.batch_size, train.sequence_length, kind, layout.devices)
-        executed = executed_flops(job.model, job.optimizer, train, program.backend, layout.devices)
-        throughput = dataclasses.replace(Throughput.of(*shape), executed=executed)
-        compiled = traced.lower().compile()
+    def _compile(self, phase: BatchPhase) -> Compiled:
+        compiled = self._programs[phase].compile()
         self._done += 1
-        return CompiledPhase(compiled, throughput)
+        return compiled

@@ -23,12 +23,11 @@ from pipeline.identity.fingerprint import digest
 from training.checkpoint.restore import newest_sound, read_progress, restore, restore_model
 from training.config import TrainConfig
 from training.config.batch_schedule import rows_read
-from training.config.job import Start, TrainJob
+from training.config.job import Listener, Start, TrainJob
 from training.metrics.metrics_log import Segment, check_history, from_relative
 from training.metrics.recorder import NO_UPDATES, Updates
 from training.step.program import Program
 from training.step.state import TrainState
-from training.trainer.run_context import RunContext
 
 
 def data_offset(data: DatasetSpec, train: TrainConfig, step: int) -> dict[str, Any]:
@@ -38,10 +37,7 @@ def data_offset(data: DatasetSpec, train: TrainConfig, step: int) -> dict[str, A
 
 
 def _order(data: DatasetSpec, rows: int) -> str:
-    """Digest of everything that decides the tokens of sequence n; file locations are left out.
-
-    Positions are moved in a part of the order: those among the first `rows` count.
-    """
+    """Digest of all that decides the tokens of the first `rows` sequences, but no file's place."""
     sources = [
         {
             "shards": [[shard.tokens, shard.check] for shard in source.shards],
@@ -52,15 +48,18 @@ def _order(data: DatasetSpec, rows: int) -> str:
         for source in data.sources
     ]
     phases = [[phase.start, [float(w).hex() for w in phase.weights]] for phase in data.phases]
-    moved = [[list(pair) for pair in data.moved if pair[0] < rows]]
-    more = moved if any(moved) else []  # so that other orders keep their digest
+    moved = [list(pair) for pair in data.moved if pair[0] < rows]
+    more = [moved] if moved else []  # so that other orders keep their digest
     return digest([sources, phases, data.sequence_length, data.tokenizer, data.seed, *more])
 
 
 def check_data_offset(stored: dict[str, Any], wanted: dict[str, Any], path: str) -> None:
     """Refuse, with `InputError`, to resume from a checkpoint of other data or at another offset."""
-    names = {"sequence_length": "sequences of {} tokens", "order": "data order {:.12}"}
-    names["rows"] = "{} sequences read"
+    names = {
+        "sequence_length": "sequences of {} tokens",
+        "order": "data order {:.12}",
+        "rows": "{} sequences read",
+    }
     for name, words in names.items():
         if stored[name] != wanted[name]:
             raise InputError(
@@ -75,11 +74,10 @@ class InitialState:
     """The state and the progress that a run begins with.
 
     Attributes:
-        step: steps already done.
-        history: metrics logs of these steps; another run's where `copied`.
+        step: steps already done; `updates` is what they did, see `training.metrics.recorder`.
+        history: metrics logs of these steps.
         copied: whether `history` is another run's, to be copied and not continued in place.
         evaluated: step of the last evaluation, -1 before the first.
-        updates: what these steps did, see `training.metrics.recorder`.
         existing: (step, path) of sound checkpoints of this run, oldest first.
         corrupt: (step, path) of newer checkpoints, which are corrupt.
         event: (kind, fields) of the event to report; None for new parameters.
@@ -96,17 +94,13 @@ class InitialState:
     event: tuple[str, dict[str, Any]] | None = None
 
 
-def restore_or_init(job: TrainJob, program: Program, run: RunContext) -> InitialState:
+def restore_or_init(job: TrainJob, program: Program, listener: Listener) -> InitialState:
     """Resume, start from another run's checkpoint, or initialize new parameters.
 
     Raises:
         CorruptOutput: every checkpoint to resume from is corrupt, or the one to start from is.
     """
-
-    def corrupt(step: int, path: str, reason: str) -> None:
-        run.event("corrupt_checkpoint", step=step, path=path, reason=reason)
-
-    found = newest_sound(job.resume_from, program.abstract, corrupt, _read_progress)
+    found = newest_sound(job.resume_from, program.abstract, listener, _read_progress)
     if found is not None:
         step, path, state, progress = found
         check_data_offset(progress["data_offset"], data_offset(job.data, job.train, step), path)

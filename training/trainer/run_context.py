@@ -1,8 +1,8 @@
 """What surrounds the loop of one attempt: metrics log, trackers, stopwatch, stop signal, watchdog.
 
-The trainer reports every event to a `RunContext` once, which forwards it to `metrics.jsonl` and to
-the caller's `Listener`. Only process 0 writes files and takes profiles; the others only measure
-time. Nothing here waits for a device, and only a metrics log that cannot be opened raises.
+The trainer reports every event to a `RunContext`, which forwards it to `metrics.jsonl` and to the
+caller's `Listener`. Only process 0 writes files and takes profiles. Nothing here waits for a
+device, and only a metrics log that cannot be opened raises.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ def run_context(
     device: str = "",
     devices: int = 0,
 ) -> Iterator[RunContext]:
-    """The context of an attempt, which is recorded as failed unless it calls `end`.
+    """The context of an attempt on `devices` devices of the kind `device`.
 
-    `device` and `devices` are the kind and number of its devices.
+    It is recorded as failed unless it calls `end`.
     """
     listener = listener or Listener()
     index, count = jax.process_index(), jax.process_count()

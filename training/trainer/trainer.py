@@ -15,10 +15,10 @@ import math
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from types import TracebackType
 from typing import Any
 
 import jax
+from jax.stages import Compiled
 
 from data.batches.dataset import Dataset
 from data.batches.loader import Loader
@@ -27,17 +27,18 @@ from pipeline.errors import InputError, PonenteError
 from training.checkpoint.checkpointer import Checkpointer
 from training.config.batch_schedule import BatchPhase, dropped, due
 from training.config.job import Listener, TrainJob, TrainResult, check_job
+from training.cost.executed_flops import executed_flops
 from training.cost.host_cpu import cores, processor
 from training.evaluate.evaluator import InTrainingEvaluation
 from training.metrics.early import EarlyLooks
 from training.metrics.metrics_log import Segment, read_history, to_relative
-from training.metrics.recorder import PeakMemory, Recorder
+from training.metrics.recorder import PeakMemory, Recorder, Throughput
 from training.metrics.stopwatch import Stopwatch, TimedBatches
 from training.optimizer import schedule
 from training.step.program import Program, Programs, build_programs, described
 from training.step.state import TrainState
 from training.trainer import cpu_memory
-from training.trainer.compile_ahead import CompiledPhase, PhaseCompiler, cache_in
+from training.trainer.compile_ahead import PhaseCompiler, cache_in
 from training.trainer.initial_state import InitialState, data_offset, restore_or_init
 from training.trainer.run_context import RunContext, run_context
 
@@ -79,7 +80,7 @@ def train(
         cache_in(job.compiled_directory) as found,
         cpu_memory.kept(layout.platform),
         run_context(job, listener, watch, device=kind, devices=layout.devices) as run,
-        closing(PhaseCompiler(job, programs.phases, found)) as compiler,
+        closing(PhaseCompiler(programs.phases, found)) as compiler,
     ):
         result = _Trainer(job, programs, compiler, run).go()
         run.end(preempted=result.preempted)
@@ -116,42 +117,45 @@ class _Trainer:
             updates=start.updates,
             memory=PeakMemory(jax.local_devices()),
         )
+        self.checkpointer = Checkpointer(
+            self.job.checkpoint_directory,
+            self.run,
+            attempt=self.job.attempt,
+            dropped=functools.partial(dropped, train=self.config),
+            existing=start.existing,
+        )
         with ExitStack() as stack:
-            self.checkpointer = Checkpointer(
-                self.job.checkpoint_directory,
-                self.run,
-                attempt=self.job.attempt,
-                dropped=functools.partial(dropped, train=self.config),
-                existing=start.existing,
-            )
-            stack.push(self._drain)
+            stack.enter_context(self._last_save())
             steps, preempted = start.step, compiled is None and start.step < self.config.steps
-            if preempted:
-                self.run.event("preempted", step=steps)
-            else:
+            if not preempted:
                 evaluator = InTrainingEvaluation(
                     self.job, self.program, self.watch, start.evaluated
                 )
                 self.evaluator = stack.enter_context(closing(evaluator))
                 dataset = stack.enter_context(Dataset(self.job.data))
                 steps, preempted = self._train(start, compiled, dataset)
+            if preempted:
+                self.run.event("preempted", step=steps)
         self.watch.switch("other")
         return self._result(steps, preempted)
 
-    def _restore_and_compile(self) -> tuple[InitialState, CompiledPhase | None]:
+    def _restore_and_compile(self) -> tuple[InitialState, Compiled | None]:
         """The state to begin with, and the compiled step of its batch phase.
 
         The second is None when no step is left to do, or when SIGTERM came during compilation.
         """
-        run, compiler = self.run, self.compiler
-        likely = compiler.start_likely()
+        run, job, compiler = self.run, self.job, self.compiler
+        # Most likely the newest checkpoint is sound.
+        likely = compiler.phase_after(job.resume_from[-1][0] if job.resume_from else job.least_done)
+        compiling = None if likely is None else compiler.start(likely)
         with run.phase("restore or init", "init"):
-            start = restore_or_init(self.job, self.program, run)
+            start = restore_or_init(job, self.program, run)
         self.watch.ended("restoring")
         phase = compiler.phase_after(start.step)
         if phase is None:
             return start, None
-        compiling = likely[1] if likely and likely[0] is phase else compiler.start(phase)
+        if compiling is None or phase is not likely:
+            compiling = compiler.start(phase)
         with run.phase("compile"):
             compiled = compiler.result(compiling, run.stop)
         self.watch.ended("compiling")
@@ -192,23 +196,24 @@ class _Trainer:
                 f"schedule of this run has {rate:.3g} for it and continues from there",
             )
 
-    def _drain(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    @contextmanager
+    def _last_save(self) -> Iterator[None]:
         """Wait for the last checkpoint; an error that is already propagating takes precedence."""
+        done = False
         try:
-            with self.run.phase("checkpoint"):
-                self.checkpointer.wait()
-        except PonenteError as late:
-            if error is None:
-                raise
-            logger.error("%s", late)
+            yield
+            done = True
+        finally:
+            try:
+                with self.run.phase("checkpoint"):
+                    self.checkpointer.wait()
+            except PonenteError as error:
+                if done:
+                    raise
+                logger.error("%s", error)
 
     def _train(
-        self, start: InitialState, compiled: CompiledPhase | None, dataset: Dataset
+        self, start: InitialState, compiled: Compiled | None, dataset: Dataset
     ) -> tuple[int, bool]:
         """Train the remaining batch phases; return the steps done and whether it was preempted."""
         state, step = start.state, start.step
@@ -217,7 +222,6 @@ class _Trainer:
         # New parameters, or the last attempt was stopped before it evaluated.
         if self.evaluator.should_evaluate(step):
             if not self._evaluate(step, state):
-                self.run.event("preempted", step=step)
                 return step, True
             self.watch.ended("evaluation")
             if step == self.config.steps:
@@ -232,7 +236,6 @@ class _Trainer:
             if compiled is None:
                 if self.checkpointer.begun != step:
                     self._save(step, state)
-                self.run.event("preempted", step=step)
                 break
             state, step, stopped = self._train_phase(state, step, phase, program, compiled, dataset)
             compiled = None
@@ -246,16 +249,16 @@ class _Trainer:
         start: int,
         phase: BatchPhase,
         program: Program,
-        compiled: CompiledPhase,
+        compiled: Compiled,
         dataset: Dataset,
     ) -> tuple[TrainState, int, bool]:
         """Train to the end of a batch phase; return whether a stop was requested before."""
         config, layout, run = self.config, program.layout, self.run
         batch_size = program.train.batch_size
         rows = layout.process_rows(batch_size)
-        self.recorder.throughput = compiled.throughput
+        self.recorder.throughput = self._throughput(program)
         if run.profiler is not None:
-            run.profiler.program = lambda: compiled.step.as_text() or ""
+            run.profiler.program = lambda: compiled.as_text() or ""
         loader = Loader(
             dataset,
             batch_size=phase.rows,
@@ -277,7 +280,7 @@ class _Trainer:
                 # Queue this step on the devices. The host goes on at once, and reads the metrics
                 # of the step before while this one runs.
                 tokens = layout.place(phase.cut(batch, rows), batch_size)
-                state, metrics = compiled.step(state, tokens)
+                state, metrics = compiled(state, tokens)
                 feed.set_inflight(metrics["loss"])
                 self.recorder.push(step, metrics)
                 run.watchdog.beat(step)
@@ -285,20 +288,25 @@ class _Trainer:
                     self._look(step, self.looks)
 
                 # Evaluate, unless the machine is about to go; SIGTERM ends an evaluation too.
-                last, stopping = step == config.steps, run.stop.requested()
+                stopping = run.stop.requested()
                 if not stopping and self.evaluator.should_evaluate(step):
                     stopping = not self._evaluate(step, state)
 
-                # Save when it is due or time to leave. A stop at the last step with its scores
-                # known is no stop.
+                # Save when it is due or time to leave.
                 if stopping or due(step, config):
                     self._save(step, state)
-                if stopping and (not last or self.evaluator.should_evaluate(step)):
-                    run.event("preempted", step=step)
+                if stopping:
                     break
             self.recorder.drain()
             self.watch.switch("other")
         return state, step, stopping
+
+    def _throughput(self, program: Program) -> Throughput:
+        job, train, layout = self.job, program.train, program.layout
+        kind = layout.mesh.devices.flat[0].device_kind
+        shape = (job.model, train.batch_size, train.sequence_length, kind, layout.devices)
+        executed = executed_flops(job.model, job.optimizer, train, program.backend, layout.devices)
+        return dataclasses.replace(Throughput.of(*shape), executed=executed)
 
     def _evaluate(self, step: int, state: TrainState) -> bool:
         """Evaluate and write the rows; returns False, without rows, when a stop was requested."""
@@ -348,20 +356,20 @@ class _Trainer:
     def _result(self, steps: int, preempted: bool) -> TrainResult:
         spent = self.watch.seconds()
         devices = self.program.layout.mesh.devices.flat
-        latest = self.checkpointer.latest
+        committed = self.checkpointer.committed
         if not preempted and not self.recorder.updates.applied:
             raise InputError(
                 f"no step changed the model, {self._told_skipped(steps)}: loss, gradients or new "
                 "parameters were not finite, the loss was a spike, or no token was counted; lower "
                 "the learning rate, or inspect the data"
             )
-        assert preempted or latest is not None, "the last step has a checkpoint"
+        assert preempted or committed, "the last step has a checkpoint"
         return TrainResult(
             steps=steps,
             history=tuple(self.history),
             skipped=int(self.recorder.updates.skipped),
-            checkpoint=latest[1] if latest is not None else "",
-            checkpoints=self.checkpointer.committed,
+            checkpoint=committed[-1][1] if committed else "",
+            checkpoints=committed,
             preempted=preempted,
             devices=f"{len(devices)} x {devices[0].device_kind}",
             hardware=_hardware(list(devices)),

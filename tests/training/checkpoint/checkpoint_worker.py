@@ -23,13 +23,11 @@ OTHER_SPECS = {"rows": (), "columns": (), "whole": ("x",), "step": ()}
 
 
 def expected(step: int) -> dict[str, np.ndarray]:
-    """The values saved at a step."""
     numbers = np.random.default_rng(step)
     return {name: numbers.random(shape, np.float32) for name, shape in SHAPES.items()}
 
 
 def shardings(devices: list[Any], specs: dict[str, tuple[Any, ...]]) -> dict[str, NamedSharding]:
-    """One mesh of these devices."""
     mesh = Mesh(np.array(devices), ("x",))
     return {name: NamedSharding(mesh, PartitionSpec(*spec)) for name, spec in specs.items()}
 
@@ -46,7 +44,6 @@ def state(step: int) -> dict[str, jax.Array]:
 
 
 def like(devices: list[Any], specs: dict[str, tuple[Any, ...]]) -> dict[str, Any]:
-    """What to restore."""
     return {
         name: jax.ShapeDtypeStruct(SHAPES[name], np.float32, sharding=sharding)
         for name, sharding in shardings(devices, specs).items()
@@ -63,7 +60,6 @@ def is_right(found: dict[str, jax.Array], step: int) -> bool:
 
 
 def outcome(action: Any) -> str:
-    """What an action raises, in words."""
     try:
         action()
     except Exception as error:  # noqa: BLE001 - whatever it is, the report names it
@@ -81,7 +77,6 @@ def await_file(path: str) -> None:
 
 
 def failing(error: Exception | None) -> Callable[[], bool]:
-    """A check that raises `error`, or holds."""
 
     def check() -> bool:
         if error is not None:
@@ -92,7 +87,6 @@ def failing(error: Exception | None) -> Callable[[], bool]:
 
 
 def main() -> None:
-    """Save and restore in ways good and bad."""
     root, output, count, index, port = sys.argv[1:6]
     from pipeline.errors import CorruptOutput, StoreUnavailable
     from tests.training.tiny import Heard

@@ -12,9 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from models.shape import presets
-from pipeline.errors import InputError
 from tests.training import tiny
-from training.checkpoint.restore import load_model
 from training.config import OptimizerConfig, TrainConfig
 from training.config.batch_schedule import (
     batch_phases,
@@ -30,25 +28,32 @@ from training.cost.memory_plan import Devices
 from training.cost.resolved_run import resolve_run
 from training.step.program import build_programs
 from training.trainer import compile_ahead, run_context
-from training.trainer.trainer import train
 
 NUMBERS = st.sampled_from([1, 2, 4, 8])
-SIZES = st.dictionaries(st.integers(1, 12), NUMBERS, max_size=4)
-CUTS = st.dictionaries(st.integers(0, 12), NUMBERS, max_size=4)
 
 
-@given(steps=st.integers(1, 10), sizes=SIZES, cuts=CUTS)
-def test_every_step_reads_the_rows_after_the_last_ones(steps, sizes, cuts):
+def schedule(first):
+    """Pairs (steps done, value) in rising order."""
+    pairs = st.dictionaries(st.integers(first, 12), NUMBERS, max_size=4)
+    return pairs.map(lambda found: tuple(sorted(found.items())))
+
+
+CONFIGS = st.builds(
+    TrainConfig,
+    steps=st.integers(1, 12),
+    batch_size=st.just(4),
+    sequence_length=st.just(16),
+    batch_schedule=schedule(1),
+    length_schedule=schedule(0),
+)
+
+
+@given(CONFIGS)
+def test_every_step_reads_the_rows_after_the_last_ones(config):
     """Position, batch and length of each step are what walking from step to step gives."""
-    config = TrainConfig(
-        steps=steps,
-        batch_size=4,
-        sequence_length=16,
-        batch_schedule=tuple(sorted(sizes.items())),
-        length_schedule=tuple(sorted(cuts.items())),
-    )
+    sizes, cuts = dict(config.batch_schedule), dict(config.length_schedule)
     want, rows, pieces, position = [], 4, 1, 0
-    for step in range(steps):
+    for step in range(config.steps):
         rows, pieces = sizes.get(step, rows), cuts.get(step, pieces)
         want.append((position, rows * pieces, 16 // pieces))
         position += rows
@@ -73,19 +78,7 @@ def test_rows_are_cut_in_the_order_of_the_text():
         assert phase[0].cut(stored[read], rows).tolist() == pieces[rows].tolist()
 
 
-SCHEDULED = dataclasses.replace(
-    tiny.TRAIN,
-    batch_schedule=((2, 16),),
-    length_schedule=((0, 4), (4, 1)),
-)
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    """A folder with the tiny run's token shards."""
-    root = str(tmp_path_factory.mktemp("data"))
-    tiny.write_data(root)
-    return root
+SCHEDULED = {"batch_schedule": ((2, 16),), "length_schedule": ((0, 4), (4, 1))}
 
 
 @pytest.mark.slow
@@ -93,30 +86,17 @@ def test_a_scheduled_run_compiles_once_a_phase_and_resumes_anywhere(data, tmp_pa
     """Tokens per step follow the schedules; resumed in each phase, the end has the same bits."""
     heard = tiny.Heard()
     job = tiny.make_job(data, train=SCHEDULED, checkpoint_directory=str(tmp_path / "whole"))
-    whole = train(job, heard, devices=jax.devices()[:1])
+    whole = tiny.run(job, heard)
     assert whole.compilations == 3
     length, predicted = tiny.LENGTH, []
     for rows, pieces in ((8, 4), (8, 4), (16, 4), (16, 4), (16, 1), (16, 1)):
         predicted.append(rows * (length - pieces))  # the last token of a sequence has no target
     assert [row["tokens"] for row in tiny.rows(whole)] == predicted
     for step, compilations in ((1, 3), (3, 2)):
-        done = tuple(heard.committed[:step])
-        resumed = dataclasses.replace(
-            job, resume_from=done, checkpoint_directory=str(tmp_path / str(step))
-        )
-        got = train(resumed, devices=jax.devices()[:1])
+        done, there = tuple(heard.committed[:step]), str(tmp_path / str(step))
+        got = tiny.run(job, resume_from=done, checkpoint_directory=there)
         assert got.compilations == compilations
-        assert tiny.learned(tiny.rows(got)) == tiny.learned(tiny.rows(whole))
-        assert tiny.equal(*(load_model(r.checkpoint, tiny.MODEL) for r in (got, whole)))
-
-
-def test_a_phase_that_does_not_fit_the_devices_is_refused_before_the_first_step(data, tmp_path):
-    """A batch of 12 from step 4 on cannot be spread over 8 devices."""
-    config = dataclasses.replace(tiny.TRAIN, batch_schedule=((4, 12),))
-    job = tiny.make_job(data, train=config, checkpoint_directory=str(tmp_path / "none"))
-    with pytest.raises(InputError, match="12 from step 4 on is not divisible by 8 devices"):
-        train(job)
-    assert not (tmp_path / "none").exists()
+        tiny.assert_same_run(got, whole)
 
 
 @pytest.mark.parametrize("schedule", [(), ((2, tiny.BATCH),), ((2, 2 * tiny.BATCH),)])
@@ -163,12 +143,10 @@ def test_the_largest_phase_decides_the_sharding(largest):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("moment", ["the phase's last step", "the next phase's compilation"])
-def test_a_signal_between_two_phases_saves_at_once(data, tmp_path, monkeypatch, moment):
+def test_a_signal_between_two_phases_saves_at_once(data, tmp_path, monkeypatch, sigterm, moment):
     """Neither a step of the next phase nor the end of its compilation is waited for."""
-    config = dataclasses.replace(
-        tiny.TRAIN, batch_schedule=((3, 16),), checkpoint_every=1000, evaluate_every=1000
-    )
-    job = tiny.make_job(data, train=config, checkpoint_directory=str(tmp_path))
+    train = {"batch_schedule": ((3, 16),), "checkpoint_every": 1000, "evaluate_every": 1000}
+    job = tiny.make_job(data, train=train, checkpoint_directory=str(tmp_path))
     committed, compiled, saved = [], [], threading.Event()
     compiling = compile_ahead.PhaseCompiler._compile
 
@@ -191,27 +169,14 @@ def test_a_signal_between_two_phases_saves_at_once(data, tmp_path, monkeypatch, 
 
     monkeypatch.setattr(run_context, "Watchdog", Watched)
     monkeypatch.setattr(compile_ahead.PhaseCompiler, "_compile", compile)
-    old = signal.getsignal(signal.SIGTERM)
-    try:
-        stopped = train(job, tiny.Heard(commit=on_commit), devices=jax.devices()[:1])
-    finally:
-        signal.signal(signal.SIGTERM, old)
+    stopped = tiny.run(job, tiny.Heard(commit=on_commit))
     assert (stopped.preempted, stopped.steps) == (True, 3)
     assert len(tiny.entries(job, "preempted")) == 1
     assert committed == [(3, stopped.checkpoint)]
     assert compiled == ([0] if moment == "the phase's last step" else [0, 3])
     monkeypatch.undo()
-    went_on = dataclasses.replace(job, resume_from=tuple(committed), attempt="1")
-    whole = dataclasses.replace(job, checkpoint_directory=str(tmp_path / "whole"))
-    got, want = (train(each, devices=jax.devices()[:1]) for each in (went_on, whole))
-    assert tiny.learned(tiny.rows(got)) == tiny.learned(tiny.rows(want))
-    assert tiny.equal(*(load_model(r.checkpoint, tiny.MODEL) for r in (got, want)))
-
-
-def rules(newest, every, milestones):
-    return TrainConfig(
-        batch_size=1, keep_checkpoints=newest, keep_every=every, milestones=tuple(milestones)
-    )
+    got = tiny.run(job, resume_from=tuple(committed), attempt="1")
+    tiny.assert_same_run(got, tiny.run(job, checkpoint_directory=str(tmp_path / "whole")))
 
 
 STEPS = st.lists(st.integers(1, 60), max_size=30).map(sorted)
@@ -233,7 +198,8 @@ def test_dropped_are_those_that_no_rule_keeps(steps, newest, every, milestones):
             kept.add(position)
         if steps[position] in list(milestones):
             kept.add(position)
-    found = dropped(steps, rules(newest, every, milestones))
+    rules = {"keep_checkpoints": newest, "keep_every": every, "milestones": milestones}
+    found = dropped(steps, TrainConfig(batch_size=1, **rules))
     assert found == sorted(set(range(len(steps))) - kept)
 
 
@@ -258,19 +224,12 @@ def test_due(step, every, keep, milestones):
     assert due(step, train) == (kept or step in range(every, 201, every))
 
 
-@given(steps=st.integers(1, 12), sizes=SIZES, cuts=CUTS)
-def test_a_position_is_read_by_one_step(steps, sizes, cuts):
+@given(CONFIGS)
+def test_a_position_is_read_by_one_step(config):
     """Steps read all positions once, in order, and a position leads back to its step and row."""
-    config = TrainConfig(
-        steps=steps,
-        batch_size=4,
-        sequence_length=16,
-        batch_schedule=tuple(sorted(sizes.items())),
-        length_schedule=tuple(sorted(cuts.items())),
-    )
-    read = [(step, list(read_by(config, step)[1])) for step in range(1, steps + 1)]
+    read = [(step, list(read_by(config, step)[1])) for step in range(1, config.steps + 1)]
     assert [at for _, positions in read for at in positions] == list(
-        range(rows_read(config, steps))
+        range(rows_read(config, config.steps))
     )
     for step, positions in read:
         assert [step_that_reads(config, at)[1:] for at in positions] == [

@@ -40,10 +40,3 @@ def test_refusals_are_one_line(changes, words):
 def test_exactly_one_batch_is_enough():
     """A job with as many sequences as one batch has is accepted."""
     check_job(tiny.make_job("nowhere", data=data(200, 56)))
-
-
-def test_a_job_is_plain_data():
-    """A job can be taken apart and put together again."""
-    job = tiny.make_job("nowhere")
-    fields = {field.name: getattr(job, field.name) for field in dataclasses.fields(job)}
-    assert type(job)(**fields) == job

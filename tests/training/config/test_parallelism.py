@@ -1,13 +1,9 @@
 """Which axis of an array is split over what: the order of rules, what is refused, the presets."""
 
-import dataclasses
-import json
-
 import pytest
 
-from models.shape.validation import from_plain
 from pipeline.errors import InputError
-from training.config import SPLIT_TABLES, AxisRules, Parallelism
+from training.config import SPLIT_TABLES, AxisRules
 from training.config.parallelism import MESH_AXES, assign
 
 ALONE = dict.fromkeys(MESH_AXES, 1)
@@ -56,10 +52,6 @@ def test_rules_that_cannot_be_are_refused(rules):
         AxisRules(**rules)
 
 
-def test_rules_come_back_from_json():
-    """As part of a stored configuration; the preset that splits tables is one of them."""
-    parallel = Parallelism(rules=SPLIT_TABLES)
-    written = json.loads(json.dumps(dataclasses.asdict(parallel)))
-    assert from_plain(Parallelism, written) == parallel
-    assert parallel.rules.splits_tables
+def test_the_preset_that_splits_tables_does():
+    assert SPLIT_TABLES.splits_tables
     assert not AxisRules().splits_tables

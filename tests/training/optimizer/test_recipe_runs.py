@@ -16,7 +16,6 @@ from training.checkpoint.restore import load_model, restore
 from training.checkpoint.tree_names import flatten
 from training.config import Group
 from training.step.program import build_program
-from training.trainer.trainer import train
 
 MODEL = dataclasses.replace(tiny.MODEL, tied=False)
 RECIPE = dataclasses.replace(
@@ -32,26 +31,20 @@ def recipe_program(devices=1, optimizer=RECIPE, **changes):
 
 
 @pytest.mark.slow
-def test_a_run_that_was_ended_is_resumed_to_the_bit(tmp_path):
+def test_a_run_that_was_ended_is_resumed_to_the_bit(data, tmp_path, sigterm):
     """Ended by SIGTERM after step 5 of 8, in the tail, while momentum, decay and rate change and
     the last parameters are averaged: rows, evaluations, mean and state are the uninterrupted's."""
-    tiny.write_data(str(tmp_path))
-    job = tiny.make_job(str(tmp_path), model=MODEL, optimizer=RECIPE, train=LAST)
-    old = signal.getsignal(signal.SIGTERM)
+    job = tiny.make_job(data, model=MODEL, optimizer=RECIPE, train=LAST)
 
     def run(name, heard=None, **changes):
-        mine = dataclasses.replace(job, checkpoint_directory=str(tmp_path / name), **changes)
-        return train(mine, heard or tiny.Heard(), devices=jax.devices()[:1])
+        return tiny.run(job, heard, checkpoint_directory=str(tmp_path / name), **changes)
 
     def leave(step, steps, row):
         if step == 5:
             os.kill(os.getpid(), signal.SIGTERM)
 
     want, heard = run("whole"), tiny.Heard(progress=leave)
-    try:
-        assert run("ended", heard).preempted
-    finally:
-        signal.signal(signal.SIGTERM, old)
+    assert run("ended", heard).preempted
     ((step, _),) = heard.committed
     assert 5 <= step < 8
     got = run("ended", resume_from=tuple(heard.committed), attempt="1")
@@ -99,6 +92,8 @@ def test_a_checkpoint_of_other_groups_or_averages_is_refused(tmp_path):
     checkpointer.wait()
     for program in (
         recipe_program(average_last=0.0),
+        recipe_program(optimizer=dataclasses.replace(RECIPE, kind="lion")),
+        recipe_program(optimizer=dataclasses.replace(RECIPE, moment_dtype="bfloat16")),
         recipe_program(optimizer=dataclasses.replace(RECIPE, head=Group())),
         recipe_program(optimizer=dataclasses.replace(RECIPE, muon_row_beta=None)),
         recipe_program(

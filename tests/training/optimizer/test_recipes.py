@@ -58,6 +58,8 @@ NANOCHAT = dataclasses.replace(
 """Every field of Muon's and of groups at once, with rates of nanochat."""
 
 CASES = {
+    "AdamW": OptimizerConfig(learning_rate=1e-3, clip_norm=1e6, epsilon=1e-5, **WSD),
+    "Lion": dataclasses.replace(MUON, kind="lion", lion_beta1=0.8, lion_beta2=0.95),
     "groups of AdamW and Lion": ADAMW,
     "cautious decay": dataclasses.replace(ADAMW, cautious_decay=True),
     "linear decay of AdamW": dataclasses.replace(
@@ -190,6 +192,8 @@ def test_eight_devices_update_as_one(parallel):
 
 NAMED = {
     "plain": {},
+    "AdamW": {"kind": "adamw", "moment_dtype": "float32"},
+    "Lion": {"kind": "lion"},
     "groups": {"head": Group(learning_rate=1e-3), "embedding": Group(kind="lion")},
     "vectors with Lion": {"vectors": Group(kind="lion")},
     "head with Lion": {"head": Group(kind="lion"), "kind": "adamw"},

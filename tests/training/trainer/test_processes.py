@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
 
@@ -11,20 +10,15 @@ import numpy as np
 import pytest
 
 from tests.compilation import xla_flags
+from tests.faults.trainer import recorded
+from tests.faults.trainers import Trainers, finish, free_port
 from tests.training import tiny
 from training.checkpoint.restore import newest_sound
 
 pytestmark = pytest.mark.slow
 
 
-def free_port() -> int:
-    """A TCP port nobody listens on right now."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
-
-
-def run_processes(root, count, devices, *extra, module="tests.training.worker"):
+def run_processes(root, count, devices, *extra, module):
     """Reports of `count` worker processes that ran together."""
     environment = {
         **os.environ,
@@ -58,48 +52,34 @@ def run_processes(root, count, devices, *extra, module="tests.training.worker"):
     return reports
 
 
-@pytest.fixture
-def root(tmp_path):
-    """A folder with the tiny run's token shards."""
-    tiny.write_data(str(tmp_path))
-    return str(tmp_path)
-
-
 LAYOUTS = {
     "fsdp": (2, 2, {"sharding": "fsdp", "group": 2}),
     "both over hosts": (4, 1, {"sharding": "zero1", "sequence": 2, "tensor": 2}),
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("count", "devices", "layout"), LAYOUTS.values(), ids=LAYOUTS)
-def test_processes_are_one_program(root, count, devices, layout):
+def test_processes_are_one_program(data, tmp_path, count, devices, layout):
     """Processes train as one with as many devices, and their checkpoint restores in one.
 
     Also where a row's positions or a layer's heads are divided among processes, which then read
     the same rows.
     """
-    parallel = json.dumps(layout)
-    (one,) = run_processes(root, 1, count * devices, parallel)
-    first, *others = run_processes(root, count, devices, parallel)
-    for report in (first, *others):
-        assert report["steps"] == 6
-        assert report["compilations"] == 1
-        for got, want in zip(report["rows"], one["rows"], strict=True):
-            assert got.keys() == want.keys()
-            np.testing.assert_allclose(got["loss"], want["loss"], rtol=0, atol=1e-5)
-            assert (got["step"], got["tokens"]) == (want["step"], want["tokens"])
-        for got, want in zip(report["evaluations"], one["evaluations"], strict=True):
-            assert (got["step"], got["tokens"], got["bytes"]) == (
-                *(want["step"], want["tokens"], want["bytes"]),
-            )
-            assert got["loss"] == pytest.approx(want["loss"], abs=1e-5)
-    assert all(report["rows"] == first["rows"] for report in others)
-    assert [step for step, _ in first["committed"]] == [1, 2, 3, 4, 5, 6]
-    assert all(report["committed"] == [] for report in others)
-    restored = [
-        newest_sound([tuple(report["committed"][-1])], tiny.program(1).abstract)[2]
-        for report in (one, first)
-    ]
+    arguments = ("--steps", "6", "--every", "1", "--parallel", json.dumps(layout))
+    want = finish(data, tmp_path / "one", *arguments, devices=count * devices)
+    run = tmp_path / "several"
+    with Trainers(data, run, *arguments, processes=count, devices=devices) as trainers:
+        assert set(trainers.ends()) == {0}, trainers.tail()
+        reports = [trainers.report(index) for index in range(count)]
+    assert {(each["steps"], each["compilations"]) for each in reports} == {(6, 1)}
+    tables = {"rows": ("step", "tokens"), "evaluations": ("step", "tokens", "bytes")}
+    for table, columns in tables.items():
+        for got, one in zip(reports[0][table], want[table], strict=True):
+            assert got.keys() == one.keys()
+            assert [got[name] for name in columns] == [one[name] for name in columns]
+            assert got["loss"] == pytest.approx(one["loss"], abs=1e-5)
+    found = [recorded(tmp_path / name) for name in ("one", "several")]
+    assert [step for step, _ in found[1]] == [1, 2, 3, 4, 5, 6]
+    restored = [newest_sound(each[-1:], tiny.program(1).abstract)[2] for each in found]
     for a, b in zip(*map(jax.tree.leaves, restored), strict=True):
         np.testing.assert_allclose(a, b, rtol=0, atol=1e-4)

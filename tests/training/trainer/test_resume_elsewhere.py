@@ -2,27 +2,21 @@
 
 import dataclasses
 
-import jax
 import numpy as np
 import pytest
 
 from tests.training import tiny
-from training.trainer.trainer import train
 
 STEPS = 12
 MOVES = ((4, 1, 1), (8, 8, 1), (STEPS, 4, 2))  # until step, devices, microbatches
 
 
 @pytest.mark.slow
-def test_losses_stay_within_1e5_over_moves_between_devices(tmp_path):
+def test_losses_stay_within_1e5_over_moves_between_devices(data, tmp_path):
     """1, 8, then 4 devices, with another split and microbatches, against one device."""
-    tiny.write_data(str(tmp_path))
     config = dataclasses.replace(tiny.TRAIN, steps=STEPS, checkpoint_every=1, evaluate_every=10)
-    job = tiny.make_job(str(tmp_path), train=config)
-    whole = train(
-        dataclasses.replace(job, checkpoint_directory=str(tmp_path / "whole")),
-        devices=jax.devices()[:1],
-    )
+    job = tiny.make_job(data, train=config, checkpoint_directory=str(tmp_path / "moved"))
+    whole = tiny.run(job, checkpoint_directory=str(tmp_path / "whole"))
     committed, begin = [], 0
     for until, devices, microbatches in MOVES:
         moved = dataclasses.replace(
@@ -31,13 +25,8 @@ def test_losses_stay_within_1e5_over_moves_between_devices(tmp_path):
             parallel=tiny.split(min(2, devices)),
         )
         heard = tiny.Heard()
-        result = train(
-            dataclasses.replace(
-                job, train=moved, resume_from=tuple(committed[-1:]), attempt=str(devices)
-            ),
-            heard,
-            devices=jax.devices()[:devices],
-        )
+        newest = {"resume_from": tuple(committed[-1:]), "attempt": str(devices)}
+        result = tiny.run(job, heard, devices, train=moved, **newest)
         committed = [record for record in heard.committed if record[0] <= until]
         assert committed[-1][0] == until
         steps = [row["step"] for row in tiny.rows(result)[begin:until]]

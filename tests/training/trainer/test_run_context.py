@@ -9,7 +9,6 @@ import sys
 import threading
 from unittest import mock
 
-import jax
 import pytest
 
 from tests.training import tiny
@@ -20,21 +19,12 @@ from training.metrics.metrics_log import MetricsLog, plain, read_log
 from training.metrics.stopwatch import BUCKETS, STARTUP
 from training.metrics.trackers import BACKENDS, Trackers, sample_name
 from training.trainer.run_context import run_context, tracker_context
-from training.trainer.trainer import train
 
 
-@pytest.fixture(scope="module")
-def root(tmp_path_factory):
-    """A folder with the tiny run's token shards."""
-    directory = str(tmp_path_factory.mktemp("data"))
-    tiny.write_data(directory)
-    return directory
-
-
-def job(root, home, attempt, **changes):
+def job(data, home, attempt, **changes):
     given = {"profile": None, **changes.pop("train", {})}
     return tiny.make_job(
-        root,
+        data,
         train=dataclasses.replace(tiny.TRAIN, checkpoint_every=2, **given),
         attempt=attempt,
         checkpoint_directory=f"{home}/checkpoints",
@@ -45,7 +35,7 @@ def job(root, home, attempt, **changes):
 
 def run(work):
     heard = tiny.Heard()
-    result = train(work, heard, devices=jax.devices()[:1])
+    result = tiny.run(work, heard)
     return result, heard.committed
 
 
@@ -54,10 +44,10 @@ def lines(home, attempt, kind):
 
 
 @pytest.mark.slow
-def test_two_attempts_leave_one_account_and_one_history(root, tmp_path):
+def test_two_attempts_leave_one_account_and_one_history(data, tmp_path):
     """The second goes on from step 4 of the first's six; lines, buckets and marks agree."""
-    first, committed = run(job(root, tmp_path, "a"))
-    second, _ = run(job(root, tmp_path, "b", resume_from=tuple(committed[:2])))
+    first, committed = run(job(data, tmp_path, "a"))
+    second, _ = run(job(data, tmp_path, "b", resume_from=tuple(committed[:2])))
     assert [step for step, _ in committed] == [2, 4, 6]
     rows = [*lines(tmp_path, "a", "step")[:4], *lines(tmp_path, "b", "step")]
     assert [plain(row) for row in rows] == tiny.rows(second)
@@ -90,12 +80,12 @@ FAILS = (sys.executable, "-c", "import sys; sys.exit('quota')")
 
 
 @pytest.mark.slow
-def test_observation_changes_no_bit(root, tmp_path, monkeypatch):
+def test_observation_changes_no_bit(data, tmp_path, monkeypatch):
     """With a broken tracker and a profile the parameters are those of a run without."""
     monkeypatch.setattr(Trackers.__init__, "__defaults__", (FAILS,))
-    watched, _ = run(job(root, tmp_path, "a", train={"trackers": ("wandb",), "profile": (3, 2)}))
+    watched, _ = run(job(data, tmp_path, "a", train={"trackers": ("wandb",), "profile": (3, 2)}))
     bare = tiny.make_job(
-        root,
+        data,
         train=dataclasses.replace(tiny.TRAIN, checkpoint_every=2),
         checkpoint_directory=f"{tmp_path}/bare",
     )
@@ -109,7 +99,7 @@ def test_observation_changes_no_bit(root, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("deaf", [False, True])
 def test_a_tracker_that_fails_is_reported_once_and_in_the_thread_of_the_loop(
-    root, tmp_path, monkeypatch, deaf
+    data, tmp_path, monkeypatch, deaf
 ):
     """Whoever hears of it may fail as well; the metrics log has every row."""
     told = []
@@ -120,7 +110,7 @@ def test_a_tracker_that_fails_is_reported_once_and_in_the_thread_of_the_loop(
             raise RuntimeError("nobody listens")
 
     monkeypatch.setattr(Trackers.__init__, "__defaults__", (FAILS,))
-    work = job(root, tmp_path, "a", train={"trackers": ("wandb",)})
+    work = job(data, tmp_path, "a", train={"trackers": ("wandb",)})
     with run_context(work, tiny.Heard(event=event)) as context:
         context.began(0)
         context._trackers._children["wandb"].wait(20)
@@ -134,7 +124,7 @@ def test_a_tracker_that_fails_is_reported_once_and_in_the_thread_of_the_loop(
     assert [row["step"] for row in lines(tmp_path, "a", "step")] == [1, 2, 3]
 
 
-def test_a_tracker_that_starts_late_reads_a_run_in_a_store(root, tmp_path, monkeypatch):
+def test_a_tracker_that_starts_late_reads_a_run_in_a_store(data, tmp_path, monkeypatch):
     """Whose local copy of the log is deleted only once the tracker has read it."""
     out = tmp_path / "read"
     code = (
@@ -142,7 +132,7 @@ def test_a_tracker_that_starts_late_reads_a_run_in_a_store(root, tmp_path, monke
         f"sys.stdin.buffer.read(); open({str(out)!r}, 'w').write(open(context['path']).read())"
     )
     monkeypatch.setattr(Trackers.__init__, "__defaults__", ((sys.executable, "-c", code),))
-    work = job(root, "memory://late", "a", train={"trackers": ("wandb",)})
+    work = job(data, "memory://late", "a", train={"trackers": ("wandb",)})
     with run_context(work) as context:
         context.began(0)
         context.row({"step": 1, "loss": 1.0})
@@ -157,7 +147,7 @@ def test_a_tracker_that_starts_late_reads_a_run_in_a_store(root, tmp_path, monke
 
 
 @pytest.mark.parametrize(("library", "keyword"), [("wandb", "id"), ("trackio", "name")])
-def test_a_run_built_anew_is_another_run_to_services(root, tmp_path, monkeypatch, library, keyword):
+def test_a_run_built_anew_is_another_run_to_services(data, tmp_path, monkeypatch, library, keyword):
     """Attempts at one build continue its run; they never add to the run that it replaces."""
     module = mock.MagicMock()
     monkeypatch.setitem(sys.modules, library, module)
@@ -165,7 +155,7 @@ def test_a_run_built_anew_is_another_run_to_services(root, tmp_path, monkeypatch
         (("0a1b", "a"), ("0a1b", "b"), ("2c3d", "a"), ("", "a"))
     ):
         work = dataclasses.replace(
-            job(root, tmp_path / str(number), attempt),
+            job(data, tmp_path / str(number), attempt),
             name="train-1234",
             shared_directory=build and f"{tmp_path}/shared/{build}",
         )
@@ -174,14 +164,14 @@ def test_a_run_built_anew_is_another_run_to_services(root, tmp_path, monkeypatch
     assert found == ["train-1234-0a1b", "train-1234-0a1b", "train-1234-2c3d", "train-1234"]
 
 
-def test_tensorboard_has_one_run_for_all_attempts(root, tmp_path, monkeypatch):
+def test_tensorboard_has_one_run_for_all_attempts(data, tmp_path, monkeypatch):
     """One directory of a build; what follows the checkpoint of a later attempt is replaced."""
     module = mock.MagicMock()
     monkeypatch.setitem(sys.modules, "tensorboardX", module)
     entries = [{"kind": "config"}, {"kind": "began", "step": 5}, {"kind": "step", "step": 6}]
     for build, attempt in (("0a1b", "a"), ("0a1b", "b"), ("2c3d", "a")):
         work = dataclasses.replace(
-            job(root, tmp_path, attempt), shared_directory=f"{tmp_path}/shared/{build}"
+            job(data, tmp_path, attempt), shared_directory=f"{tmp_path}/shared/{build}"
         )
         context = tracker_context(work, "metrics.jsonl")
         BACKENDS["tensorboard"](context, [{"time": 1.0, **entry} for entry in entries])
@@ -201,7 +191,7 @@ def test_each_prompt_has_a_panel_of_its_own():
 
 
 @pytest.mark.parametrize("error", [OSError("503"), None])
-def test_a_checkpoint_is_recorded_after_its_metrics_are_stored(root, tmp_path, monkeypatch, error):
+def test_a_checkpoint_is_recorded_after_its_metrics_are_stored(data, tmp_path, monkeypatch, error):
     """And not at all where the store refuses them: a later run would lack rows."""
     recorded = []
     flush = MetricsLog.flush
@@ -217,7 +207,7 @@ def test_a_checkpoint_is_recorded_after_its_metrics_are_stored(root, tmp_path, m
         return [row["step"] for row in lines(tmp_path, "a", "step")]
 
     heard = tiny.Heard(commit=lambda *found: recorded.append((found, steps())))
-    with run_context(job(root, tmp_path, "a"), heard) as context:
+    with run_context(job(data, tmp_path, "a"), heard) as context:
         context.row({"step": 1})
         with contextlib.suppress(OSError):
             context.commit(1, "path")
@@ -225,11 +215,11 @@ def test_a_checkpoint_is_recorded_after_its_metrics_are_stored(root, tmp_path, m
 
 
 @pytest.mark.slow
-def test_secrets_of_the_environment_are_written_nowhere(root, tmp_path, monkeypatch):
+def test_secrets_of_the_environment_are_written_nowhere(data, tmp_path, monkeypatch):
     """A canary in the variables that keys are read from is in none of the files."""
     for name in ("WANDB_API_KEY", "HF_TOKEN", "GOOGLE_APPLICATION_CREDENTIALS"):
         monkeypatch.setenv(name, "canary-1234")
-    work = job(root, tmp_path, "a", train={"trackers": ("tensorboard", "wandb", "trackio")})
+    work = job(data, tmp_path, "a", train={"trackers": ("tensorboard", "wandb", "trackio")})
     with run_context(work) as context:
         context.row({"step": 1, "loss": 2.0})
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
@@ -240,10 +230,10 @@ def test_secrets_of_the_environment_are_written_nowhere(root, tmp_path, monkeypa
 
 
 @pytest.mark.slow
-def test_a_run_that_fails_says_so_in_its_last_row(root, tmp_path, monkeypatch):
+def test_a_run_that_fails_says_so_in_its_last_row(data, tmp_path, monkeypatch):
     """Whatever ended it."""
     monkeypatch.setattr(Evaluator, "__call__", lambda *_: json.loads("no json"))
     with pytest.raises(ValueError, match="Expecting"):
-        run(job(root, tmp_path, "a"))
+        run(job(data, tmp_path, "a"))
     (attempt,) = read_attempts([f"{tmp_path}/runs/a"])
     assert attempt.outcome == "failed"

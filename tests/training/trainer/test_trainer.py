@@ -8,27 +8,17 @@ import signal
 import threading
 import time
 
-import jax
 import numpy as np
 import pytest
 
 from pipeline.errors import CorruptOutput, InputError, WorkerLost
 from tests.training import tiny
 from training.checkpoint import files
-from training.checkpoint.restore import load_model
 from training.evaluate import evaluator
-from training.trainer import compile_ahead, run_context
-from training.trainer.trainer import train
+from training.trainer import compile_ahead, run_context, trainer
 
+pytestmark = pytest.mark.usefixtures("sigterm")
 HALF = dataclasses.replace(tiny.TRAIN, parallel=tiny.split(2))
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    """A folder with the tiny run's token shards."""
-    root = str(tmp_path_factory.mktemp("data"))
-    tiny.write_data(root)
-    return root
 
 
 @pytest.fixture(scope="module")
@@ -43,37 +33,23 @@ def whole(data, tmp_path_factory):
             checkpoint_directory=str(tmp_path_factory.mktemp("whole")),
         )
         heard = tiny.Heard()
-        result = train(job, heard, devices=jax.devices()[:devices])
+        result = tiny.run(job, heard, devices)
         return result, heard.committed, job
 
     return whole
 
 
-@pytest.fixture(autouse=True)
-def handler():
-    """A run that was told to leave keeps hearing SIGTERM until its process has left."""
-    old = signal.getsignal(signal.SIGTERM)
-    yield
-    signal.signal(signal.SIGTERM, old)
-
-
-def model_of(result):
-    return load_model(result.checkpoint, tiny.MODEL)
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(("devices", "step"), [(1, 1), (1, 5), (4, 3)])
+@pytest.mark.parametrize(("devices", "step"), [(1, 5), (4, 3)])
 def test_resumed_run_is_the_uninterrupted_one(whole, tmp_path, devices, step):
     """Resumed at a step, history, evaluations and final parameters have the same bits."""
     want, committed, job = whole(devices)
     resumed = dataclasses.replace(
         job, resume_from=tuple(committed[:step]), checkpoint_directory=str(tmp_path)
     )
-    got = train(resumed, devices=jax.devices()[:devices])
+    got = tiny.run(resumed, devices=devices)
     assert tiny.entries(resumed, "resumed") == [{"step": step, "path": committed[step - 1][1]}]
-    assert tiny.learned(tiny.rows(got)) == tiny.learned(tiny.rows(want))
-    assert tiny.rows(got, "evaluations") == tiny.rows(want, "evaluations")
-    assert tiny.equal(model_of(got), model_of(want))
+    tiny.assert_same_run(got, want)
     assert (got.steps, got.compilations) == (6, 1)
 
 
@@ -97,10 +73,8 @@ def test_result_of_an_uninterrupted_run(whole):
 def test_finished_run_is_not_trained_again(whole, tmp_path):
     """Resuming from the last step returns its history and its checkpoint at once."""
     want, committed, job = whole(1)
-    again = dataclasses.replace(
-        job, resume_from=tuple(committed), checkpoint_directory=str(tmp_path / "unused")
-    )
-    got = train(again, devices=jax.devices()[:1])
+    unused = str(tmp_path / "unused")
+    got = tiny.run(job, resume_from=tuple(committed), checkpoint_directory=unused)
     assert tiny.rows(got) == tiny.rows(want)
     assert got.checkpoint == want.checkpoint
     assert got.compilations == 0
@@ -119,15 +93,13 @@ def test_sigterm_saves_and_the_next_run_goes_on(whole, tmp_path):
             os.kill(os.getpid(), signal.SIGTERM)
 
     heard = tiny.Heard(progress=progress)
-    stopped = train(job, heard, devices=jax.devices()[:1])
+    stopped = tiny.run(job, heard)
     assert stopped.preempted
     assert 2 <= stopped.steps < 6
     assert heard.committed == [(stopped.steps, stopped.checkpoint)]
-    job = dataclasses.replace(job, resume_from=tuple(heard.committed), attempt="1")
-    got = train(job, devices=jax.devices()[:1])
+    got = tiny.run(job, resume_from=tuple(heard.committed), attempt="1")
     assert not got.preempted
-    assert tiny.learned(tiny.rows(got)) == tiny.learned(tiny.rows(want))
-    assert tiny.equal(model_of(got), model_of(want))
+    tiny.assert_same_run(got, want)
 
 
 @pytest.mark.slow
@@ -142,18 +114,12 @@ def test_damaged_newest_checkpoint_falls_back_loudly(whole, tmp_path):
     shutil.copytree(job.metrics_directory, tmp_path / logs)
     os.unlink(tmp_path / "3" / "arrays" / "step" / "c")
     heard = tiny.Heard()
-    got = train(
-        dataclasses.replace(
-            job, resume_from=tuple(copies), checkpoint_directory=str(tmp_path / "new")
-        ),
-        heard,
-        devices=jax.devices()[:1],
-    )
+    new = str(tmp_path / "new")
+    got = tiny.run(job, heard, resume_from=tuple(copies), checkpoint_directory=new)
     told = [(kind, fields["step"]) for kind, fields in heard.events[:2]]
     assert told == [("corrupt_checkpoint", 3), ("resumed", 2)]
     assert heard.dropped[0] == copies[2], "its record would stand in the way of publishing"
-    assert tiny.learned(tiny.rows(got)) == tiny.learned(tiny.rows(want))
-    assert tiny.equal(model_of(got), model_of(want))
+    tiny.assert_same_run(got, want)
 
 
 @pytest.mark.slow
@@ -162,23 +128,23 @@ def test_no_sound_checkpoint_stops_the_run(data, tmp_path):
     gone = ((1, str(tmp_path / "gone")),)
     job = tiny.make_job(data, checkpoint_directory=str(tmp_path), resume_from=gone, attempt="1")
     with pytest.raises(CorruptOutput, match="none of 1"):
-        train(job, devices=jax.devices()[:1])
+        tiny.run(job)
 
 
 @pytest.mark.parametrize(
-    ("train_changes", "words"),
+    ("changes", "words"),
     [
         ({"parallel": tiny.split(3)}, "8 devices are not divisible by a group of 3"),
         ({"batch_size": 12}, "12 from step 0 on is not divisible by 8 devices"),
+        ({"batch_schedule": ((4, 12),)}, "12 from step 4 on is not divisible by 8 devices"),
         ({"attention": "splash"}, "splash cannot run"),
     ],
 )
-def test_what_does_not_fit_the_devices_is_refused(data, tmp_path, train_changes, words):
+def test_what_does_not_fit_the_devices_is_refused(data, tmp_path, changes, words):
     """Refused in one line; no checkpoint is begun."""
-    config = dataclasses.replace(tiny.TRAIN, **train_changes)
-    job = tiny.make_job(data, train=config, checkpoint_directory=str(tmp_path / "none"))
+    job = tiny.make_job(data, train=changes, checkpoint_directory=str(tmp_path / "none"))
     with pytest.raises(InputError, match=words) as caught:
-        train(job)
+        trainer.train(job)
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "none").exists()
 
@@ -187,10 +153,10 @@ def test_what_does_not_fit_the_devices_is_refused(data, tmp_path, train_changes,
 def test_divergence_stops_the_run_and_keeps_the_last_good_checkpoint(data, tmp_path):
     """An infinite learning signal is never applied; after max_skipped steps the run stops."""
     optimizer = dataclasses.replace(tiny.OPTIMIZER, learning_rate=1e38, warmup=0, weight_decay=1e3)
-    config = dataclasses.replace(tiny.TRAIN, max_skipped=2, checkpoint_every=1000)
-    job = tiny.make_job(data, optimizer=optimizer, train=config, checkpoint_directory=str(tmp_path))
+    train = {"max_skipped": 2, "checkpoint_every": 1000}
+    job = tiny.make_job(data, optimizer=optimizer, train=train, checkpoint_directory=str(tmp_path))
     with pytest.raises(InputError, match="not finite"):
-        train(job, devices=jax.devices()[:1])
+        tiny.run(job)
     assert [path.name for path in tmp_path.iterdir()] == ["metrics.0"], "no checkpoint"
 
 
@@ -205,14 +171,13 @@ def test_divergence_stops_the_run_and_keeps_the_last_good_checkpoint(data, tmp_p
 def test_a_run_that_learned_nothing_is_no_success(data, tmp_path, changes, words):
     """Every step skipped, or a last loss that is not finite: refused, also by the next attempt."""
     optimizer = dataclasses.replace(tiny.OPTIMIZER, warmup=0, **changes)
-    config = dataclasses.replace(tiny.TRAIN, evaluate_every=100)
-    job = tiny.make_job(data, optimizer=optimizer, train=config, checkpoint_directory=str(tmp_path))
+    train = {"evaluate_every": 100}
+    job = tiny.make_job(data, optimizer=optimizer, train=train, checkpoint_directory=str(tmp_path))
     heard = tiny.Heard()
     with pytest.raises(InputError, match=words):
-        train(job, heard, devices=jax.devices()[:1])
-    again = dataclasses.replace(job, resume_from=tuple(heard.committed), attempt="1")
+        tiny.run(job, heard)
     with pytest.raises(InputError, match=words):
-        train(again, devices=jax.devices()[:1])
+        tiny.run(job, resume_from=tuple(heard.committed), attempt="1")
 
 
 @pytest.mark.slow
@@ -229,7 +194,7 @@ def test_sigterm_does_not_wait_for_the_first_compilation(data, tmp_path, monkeyp
 
     monkeypatch.setattr(compile_ahead.PhaseCompiler, "_compile", signalled)
     job = tiny.make_job(data, checkpoint_directory=str(tmp_path))
-    stopped = train(job, devices=jax.devices()[:1])
+    stopped = tiny.run(job)
     assert (stopped.preempted, stopped.steps, stopped.checkpoint) == (True, 0, "")
     assert len(tiny.entries(job, "preempted")) == 1
 
@@ -256,21 +221,18 @@ def test_sigterm_does_not_wait_for_an_evaluation(
             yield batch
 
     monkeypatch.setattr(evaluator, "read_batches", signalled)
-    stopped = train(job, heard, devices=jax.devices()[:1])
+    stopped = tiny.run(job, heard)
     assert stopped.preempted
     assert len(tiny.entries(job, "preempted")) == 1
     assert [row["step"] for row in tiny.rows(stopped, "evaluations")] == [0, 4, 6][
         : evaluation_number - 1
     ]
     assert heard.committed == ([(at, stopped.checkpoint)] if at else [])
-    job = dataclasses.replace(job, resume_from=tuple(heard.committed), attempt="1")
-    got = train(job, heard, devices=jax.devices()[:1])
+    got = tiny.run(job, heard, resume_from=tuple(heard.committed), attempt="1")
     assert (got.preempted, got.steps) == (False, 6)
     assert got.compilations == (0 if at == 6 else 1)
-    assert tiny.rows(got, "evaluations") == tiny.rows(want, "evaluations")
     assert heard.committed[-1] == (6, got.checkpoint)
-    assert tiny.learned(tiny.rows(got)) == tiny.learned(tiny.rows(want))
-    assert tiny.equal(model_of(got), model_of(want))
+    tiny.assert_same_run(got, want)
 
 
 @pytest.mark.parametrize("lost", [False, True])
@@ -307,11 +269,11 @@ def test_an_error_waits_for_the_checkpoint_under_way_and_is_the_one_raised(
 
     monkeypatch.setattr(files, "_write_local", slow)
     monkeypatch.setattr(run_context, "Watchdog", Watched)
-    config = dataclasses.replace(tiny.TRAIN, checkpoint_every=3, evaluate_every=1000)
-    job = tiny.make_job(data, train=config, checkpoint_directory=str(tmp_path))
+    train = {"checkpoint_every": 3, "evaluate_every": 1000}
+    job = tiny.make_job(data, train=train, checkpoint_directory=str(tmp_path))
     heard = tiny.Heard(progress=progress)
     with pytest.raises(InputError, match="diverged"):
-        train(job, heard, devices=jax.devices()[:1])
+        tiny.run(job, heard)
     assert [step for step, _ in heard.committed] == ([] if lost else [3])
 
 
@@ -326,14 +288,13 @@ def test_writing_a_profile_is_not_a_step_to_the_watchdog(data, tmp_path, monkeyp
             return super().phase(name)
 
     monkeypatch.setattr(run_context, "Watchdog", Watched)
-    config = dataclasses.replace(tiny.TRAIN, profile=(2, 1), evaluate_every=1000)
-    job = tiny.make_job(
-        data,
-        train=config,
-        checkpoint_directory=str(tmp_path / "c"),
-        run_directory=str(tmp_path / "run"),
-    )
-    train(job, devices=jax.devices()[:1])
+    train = {"profile": (2, 1), "evaluate_every": 1000}
+    directories = {
+        "checkpoint_directory": str(tmp_path / "c"),
+        "run_directory": str(tmp_path / "run"),
+    }
+    job = tiny.make_job(data, train=train, **directories)
+    tiny.run(job)
     assert phases.count("profile") == 2
     assert list((tmp_path / "run" / "traces").iterdir())
     assert phases[-1] == "ending"
