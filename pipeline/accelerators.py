@@ -68,7 +68,7 @@ class Tpu(Chip):
     @property
     def flat(self) -> bool:
         """Whether its slices are tori of two dimensions, and not of three."""
-        return self.topologies is _FLAT
+        return self.topologies == _FLAT
 
     @property
     def links(self) -> int:

@@ -7,6 +7,10 @@ import functools
 import itertools
 from collections.abc import Iterator
 
+import msgspec
+
+from pipeline import InputError
+from pipeline.errors import CorruptOutput
 from pipeline.store import storage
 from pipeline.store.manifest import Manifest, readable
 from pipeline.store.parallel import concurrently
@@ -15,6 +19,9 @@ from steps.checkpoints.find import is_run
 
 TRAIN = ("train-",)
 EVERY = (*TRAIN, "extend-", "warm_start-")
+NOT_OURS = (InputError, CorruptOutput, msgspec.ValidationError, KeyError, TypeError)
+NOT_OURS += (AttributeError, ValueError, ArithmeticError)
+"""Errors of an output of a version with other fields, or that was damaged; it does not count."""
 _MOST = 200  # outputs of a store that are looked into; a bucket takes a request for each
 
 

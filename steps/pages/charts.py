@@ -136,10 +136,10 @@ def loss_chart(
         last, low, high = (row[name] for name in ("steps", "low", "high"))
         x = [last - 0.02 * last, last]
         label = "forecast, 80 %"
-        bands = [(x, low, high)]
-        bands += [([step - step // 5, step], *ends) for step, *ends in row.get("early", ())]
-        for x, low, high in bands:
-            curves.append(Curve(label, x, [low] * 2, COLOURS[3], "band", high=[high] * 2))
+        curves.append(Curve(label, x, [low] * 2, COLOURS[3], "band", high=[high] * 2))
+        for step, low, high in row.get("early", ()):
+            x, label = [step - step // 5, step], "training loss expected early, 80 %"
+            curves.append(Curve(label, x, [low] * 2, BLUE, "band", high=[high] * 2))
     if restarts:
         curves.append(Curve("restart", restarts, (), GREY, "rule"))
     return chart(curves, "nats per token", clicked=clicked)

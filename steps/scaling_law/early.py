@@ -14,8 +14,10 @@ from collections.abc import Sequence
 
 from pipeline.errors import PonenteError
 from steps.artifacts import Checkpoint
+from steps.checkpoints.finished import NOT_OURS
 from steps.scaling_law.points import Point
 from training.metrics.early import Early, window
+from training.metrics.metrics_log import read_log
 
 NOISE = {0.1: 0.03, 0.25: 0.03, 0.5: 0.015}
 """Prior of the ratio's noise by share of the steps: standard deviation of its logarithm."""
@@ -32,8 +34,9 @@ def ratios(run: Checkpoint) -> Ratios | None:
     steps, last = run.train.steps, run.result["last"]["loss"]
     spans = {share: window(round(share * steps)) for share in NOISE}
     losses: dict[int, float] = {}
-    with contextlib.suppress(PonenteError, OSError):  # a training does not need them
-        losses = {row["step"]: row["loss"] for row in run.rows("history")}
+    with contextlib.suppress(PonenteError, OSError, *NOT_OURS):  # a training does not need them
+        rows = read_log(run.shard("record"), kinds=["step"])
+        losses = {row["step"]: row["loss"] for row in rows}
     found = {share: [losses[n] for n in span if n in losses] for share, span in spans.items()}
     means = {share: math.fsum(each) / len(each) for share, each in found.items() if each}
     usable = len(means) == len(NOISE) and all(0 < mean < math.inf for mean in means.values())
@@ -46,7 +49,7 @@ def bounds(
     """The interval of the training loss at each share, in which eight runs of ten should be.
 
     `forecast` is the interval of the same probability of the last loss of `wanted`, a run of
-    `steps`.
+    `steps`; `runs` is not empty.
     """
     import numpy as np
     from scipy.stats import norm, t

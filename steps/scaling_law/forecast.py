@@ -24,14 +24,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import msgspec
-
 from models.shape.config import TransformerConfig
-from pipeline import InputError
-from pipeline.errors import CorruptOutput, PonenteError
+from pipeline.errors import PonenteError
 from pipeline.identity.fingerprint import canonical, digest, plain, without_defaults
+from pipeline.store.parallel import concurrently
 from steps.artifacts import Checkpoint, Sequences
-from steps.checkpoints.finished import TRAIN, manifest_of, trainings
+from steps.checkpoints.finished import NOT_OURS, TRAIN, manifest_of, trainings
 from steps.measured import recipe_of, without
 from steps.scaling_law.early import bounds, ratios
 from steps.scaling_law.points import Point, groups, point_of, why_not_two_variables
@@ -52,8 +50,6 @@ models of 0.4 and 1.0 million parameters with three seeds each."""
 _TOO_SHORT = "its runs are too short for a power law: the more tokens, the faster their losses fall"
 _DRAWS = 20_000
 _APART = 1.05  # token counts within this factor count as one
-_OTHER = (InputError, CorruptOutput, msgspec.ValidationError)
-_OTHER += (KeyError, TypeError, AttributeError, ValueError, ArithmeticError)
 
 
 @dataclass(frozen=True)
@@ -107,7 +103,7 @@ def finished(store: str) -> Iterator[tuple[Checkpoint, Run]]:
     for run in trainings(store, TRAIN):
         made = run.manifest
         # An output of a version with other fields, or without its inputs, is no run of this recipe.
-        with contextlib.suppress(*_OTHER):
+        with contextlib.suppress(*NOT_OURS):
             data = _data(run.input_paths["sequences"])
             optimizer, loss = made.config["fields"]["optimizer"], made.result["last"]["loss"]
             given = run.model, optimizer, run.train, plain(made.config).get("splits", ())
@@ -177,9 +173,10 @@ def forecast_row(
     found = forecast(wanted, (each for _, each in runs))
     if isinstance(found, str):
         return None
-    seen = [(each.point, ratios(run)) for run, each in runs if each.family == wanted.family]
-    with_ratios = [(point, each) for point, each in seen if each is not None]
-    early = bounds((found.low, found.high), wanted.point, train.steps, with_ratios)
+    family = [(run, each.point) for run, each in runs if each.family == wanted.family]
+    seen = zip(family, concurrently(ratios, (run for run, _ in family), own), strict=True)
+    known = [(point, each) for (_, point), each in seen if each is not None]
+    early = bounds((found.low, found.high), wanted.point, train.steps, known) if known else []
     return {"steps": train.steps, **vars(found), "early": early}
 
 

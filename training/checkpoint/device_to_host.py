@@ -20,7 +20,9 @@ import numpy as np
 
 from training.checkpoint.chunk_grid import Box, box_of, shape_of
 
+_PIECE_BYTES = 8 << 20  # size of one task of the copy threads
 _THREADS = min(8, os.cpu_count() or 1)
+_PAGE_BYTES = 4096
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,7 +38,7 @@ class HostCopies:
     """Copies the shards that this process writes; on CPUs every save reuses the same memory."""
 
     def __init__(self) -> None:
-        self._kept: dict[tuple[str, Box, np.dtype], np.ndarray] = {}
+        self._kept: dict[tuple[str, Box], np.ndarray] = {}
         self._reserving: threading.Thread | None = None
 
     def reserve(self, arrays: Mapping[str, jax.Array]) -> None:
@@ -44,43 +46,49 @@ class HostCopies:
 
         The kernel allocates a page at the first write to it, which would slow down the first save.
         """
-        needed = [
-            (name, box, data.shape, data.dtype)
-            for name, box, data in _mine(arrays)
-            if _on_host(data)
-        ]
+        self._reserved()
+        missing = [one for one in _mine(arrays) if one[:2] not in self._kept]
+        fresh = [self._target(name, box, data) for name, box, data in missing if _on_host(data)]
+        if fresh:
+            self._reserving = threading.Thread(
+                target=_touch, args=(fresh,), name="checkpoint-reserve", daemon=True
+            )
+            self._reserving.start()
 
-        def allocate() -> None:
-            for name, box, shape, dtype in needed:
-                self._kept[name, box, dtype] = np.full(shape, 0, dtype)
-
-        self._reserving = threading.Thread(target=allocate, name="checkpoint-reserve", daemon=True)
-        self._reserving.start()
+    def _reserved(self) -> None:
+        """Wait for the thread of `reserve`."""
+        if self._reserving is not None:
+            self._reserving.join()
+            self._reserving = None
 
     def take(self, arrays: Mapping[str, jax.Array]) -> list[HostShard]:
         """Copies of this process's shards; the arrays may be donated when this returns.
 
         Overwrites the values of an earlier call. Blocks until the arrays are computed.
         """
-        if self._reserving is not None:
-            self._reserving.join()
-        mine = sorted(_mine(arrays), key=lambda one: -one[2].nbytes)  # so that threads end together
+        self._reserved()
+        mine = _mine(arrays)
         for _, _, data in mine:
             if not _on_host(data):
                 data.copy_to_host_async()
-        with ThreadPoolExecutor(_THREADS, "checkpoint-copy") as pool:
-            return list(pool.map(self._copy, *zip(*mine, strict=True)))
+        shards, pairs = [], []
+        for name, box, data in mine:
+            # A view of a CPU's array, which must be copied, or the finished copy of a device's.
+            values = np.asarray(data)
+            if _on_host(data):
+                target = self._target(name, box, values)
+                pairs.append((target, values))
+                values = target
+            shards.append(HostShard(name, box, values))
+        _copy(pairs)
+        return shards
 
-    def _copy(self, name: str, box: Box, data: jax.Array) -> HostShard:
-        values = np.asarray(data)
-        if _on_host(data):
-            # A view of the array's own memory. Page faults of new memory cost more than the copy,
-            # so the next save reuses it.
-            fresh = np.empty(values.shape, values.dtype)
-            kept = self._kept.setdefault((name, box, values.dtype), fresh)
-            np.copyto(kept, values)
-            values = kept
-        return HostShard(name, box, values)
+    def _target(self, name: str, box: Box, values: np.ndarray | jax.Array) -> np.ndarray:
+        kept = self._kept.get((name, box))
+        if kept is None or kept.shape != values.shape or kept.dtype != values.dtype:
+            # Page faults of new memory cost more than the copy, so the next save reuses it.
+            kept = self._kept[name, box] = np.empty(values.shape, values.dtype)
+        return kept
 
 
 @functools.lru_cache(maxsize=4)
@@ -121,7 +129,32 @@ def _mine(arrays: Mapping[str, jax.Array]) -> list[tuple[str, Box, jax.Array]]:
     ]
 
 
+def _touch(arrays: list[np.ndarray]) -> None:
+    """Write to every page of uninitialised arrays, so that the kernel allocates them."""
+    for array in arrays:
+        array.reshape(-1).view(np.uint8)[::_PAGE_BYTES] = 0
+
+
 def _on_host(data: jax.Array) -> bool:
     """Whether `np.asarray` gives a view of the array's own memory."""
     device = next(iter(data.devices()))
     return device.platform == "cpu" or "host" in (data.sharding.memory_kind or "")
+
+
+def _copy(pairs: list[tuple[np.ndarray, np.ndarray]]) -> None:
+    """Copy each (target, source) pair; several threads share the pieces of large arrays."""
+    pieces = []
+    for target, source in pairs:
+        if not source.flags.c_contiguous or source.nbytes <= _PIECE_BYTES:
+            pieces.append((target, source))
+            continue
+        flat, target = source.reshape(-1), target.reshape(-1)
+        step = _PIECE_BYTES // source.itemsize
+        for begin in range(0, flat.size, step):
+            pieces.append((target[begin : begin + step], flat[begin : begin + step]))
+    if len(pieces) == len(pairs) or _THREADS == 1:
+        for target, source in pieces:
+            np.copyto(target, source)
+        return
+    with ThreadPoolExecutor(_THREADS, "checkpoint-copy") as pool:
+        list(pool.map(lambda piece: np.copyto(*piece), pieces))

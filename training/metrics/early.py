@@ -29,13 +29,17 @@ class EarlyLooks:
         return step in self._bounds
 
     def outside(self, step: int) -> dict[str, Any] | None:
-        """The fields of the event where the loss up to `step` is outside; its row is written."""
+        """The fields of the event where the loss up to `step` is outside; its row is written.
+
+        Raises as the store does, which is no reason to end a training.
+        """
         low, high = self._bounds[step]
+        history = self._log.history  # before `flush`: lines that come meanwhile may not be stored
         self._log.flush()
         near = window(step)
-        rows = read_history(self._log.history, ["step"])
-        losses = [row["loss"] for row in rows if row["step"] in near]
-        loss = math.fsum(losses) / len(losses)
+        rows = (row for row in read_history(history, ["step"]) if row["step"] in near)
+        losses = [row["loss"] for row in rows if math.isfinite(row["loss"])]
+        loss = math.fsum(losses) / len(losses) if losses else low
         if low <= loss <= high:
             return None
         side = "above" if loss > high else "below"

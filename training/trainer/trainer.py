@@ -328,7 +328,12 @@ class _Trainer:
     def _look(self, step: int, looks: EarlyLooks) -> None:
         """Compare the loss so far with what the forecast expects of it here."""
         with self._pause("forecast", "other"):
-            if found := looks.outside(step):
+            try:
+                found = looks.outside(step)
+            except (PonenteError, OSError) as error:
+                logger.warning("step %d: not compared with the forecast: %s", step, error)
+                return
+            if found is not None:
                 self.run.event("off_forecast", **found)
 
     def _told_skipped(self, step: int) -> str:

@@ -15,16 +15,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
-
 from models.shape.config import TransformerConfig
 from models.shape.validation import from_plain
-from pipeline import InputError
 from pipeline.accelerators import GPUS, TPUS, Chip
-from pipeline.errors import CorruptOutput, PonenteError
+from pipeline.errors import PonenteError
 from pipeline.identity.fingerprint import plain
 from steps.artifacts import Checkpoint
-from steps.checkpoints.finished import manifest_of, trainings
+from steps.checkpoints.finished import NOT_OURS, manifest_of, trainings
 from steps.training.plan.cost import ends
 from training.config import OptimizerConfig, TrainConfig
 from training.cost import host_cpu, step_time
@@ -43,8 +40,6 @@ from training.cost.step_time import Forecast, forecast
 STEP = "step"
 """Field of a training's `measured`, see `steps.training.measured_step`."""
 _LEAST_STEPS = 5  # a shorter run has little but the slow first steps
-_OTHER = (InputError, CorruptOutput, msgspec.ValidationError)
-_OTHER += (KeyError, TypeError, AttributeError, ValueError, ArithmeticError)
 
 
 @dataclass(frozen=True)
@@ -162,7 +157,7 @@ def hardware_of(recorded: Mapping[str, Any]) -> Hardware:
 @functools.lru_cache(1024)
 def _said(path: str, hardware: Hardware) -> tuple[Measurement, ...]:
     """What a finished training says of steps on this hardware."""
-    with contextlib.suppress(*_OTHER):  # of a version without the record, or with other fields
+    with contextlib.suppress(*NOT_OURS):  # of a version without the record, or with other fields
         made = manifest_of(path)
         assert made is not None
         run, record = Checkpoint(path, made), made.result["measured"][STEP]

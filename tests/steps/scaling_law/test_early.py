@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,8 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.special import logsumexp
 
-from steps.scaling_law.early import NOISE, bounds
+from steps.scaling_law.early import NOISE, bounds, ratios
 from steps.scaling_law.points import Point
+from training.config import TrainConfig
 
 
 def point(parameters, tokens):
@@ -74,6 +77,21 @@ def test_the_losses_scale_with_the_forecast_and_the_ratio(shift, scale):
     for (_, *old), (_, *new) in zip(before, after, strict=True):
         assert new == pytest.approx([factor * each for each in old])
     assert all(low < 3.05 * math.exp(0.2) < high for _, low, high in before)
+
+
+def test_one_run_gives_intervals_and_a_damaged_record_none(tmp_path):
+    """A line that is no JSON, a row without a loss, no record at all."""
+    run = (point(10**5, 10**6), dict.fromkeys(NOISE, 0.2))
+    assert len(bounds((3.0, 3.1), point(10**5, 4 * 10**6), 100, [run])) == 3
+    sound = json.dumps({"kind": "step", "step": 1, "loss": 3.0})
+    for lines in ([sound, '{"kind": "step", nonsense'], ['{"kind": "step", "step": 1}'], []):
+        (tmp_path / "metrics.jsonl").write_text("".join(f"{line}\n" for line in lines))
+        made = SimpleNamespace(
+            train=TrainConfig(steps=10, batch_size=1),
+            result={"last": {"loss": 2.0}},
+            shard=lambda name: str(tmp_path),
+        )
+        assert ratios(made) is None
 
 
 def test_a_wider_forecast_and_runs_further_away_widen_the_intervals():

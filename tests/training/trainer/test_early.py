@@ -4,19 +4,20 @@ import math
 
 import pytest
 
+from pipeline.errors import StoreUnavailable
 from tests.training import tiny
+from training.metrics import early
 from training.metrics.early import window
 from training.trainer.trainer import train
 
-pytestmark = pytest.mark.slow
 
-
+@pytest.mark.slow
 def test_a_loss_outside_of_its_interval_is_said(tmp_path):
     """By the mean of the rows in the window, also where an earlier attempt wrote some of them."""
     tiny.write_data(str(tmp_path))
-    early = [[2, 0.0, 99.0], [4, 99.0, 100.0], [6, 0.0, 1.0]]
+    looks = [[2, 0.0, 99.0], [4, 99.0, 100.0], [6, 0.0, 1.0]]
     row = {"steps": 6, "loss": 3.0, "low": 2.9, "high": 3.1, "law": "L(D)", "runs": 2}
-    job = tiny.make_job(str(tmp_path), forecast={**row, "early": early})
+    job = tiny.make_job(str(tmp_path), forecast={**row, "early": looks})
     heard = tiny.Heard()
     result = train(job, heard)
     losses = {row["step"]: row["loss"] for row in tiny.rows(result)}
@@ -38,6 +39,53 @@ def test_a_loss_outside_of_its_interval_is_said(tmp_path):
     train(resumed)
     again = tiny.entries(resumed, "off_forecast")
     assert again == found[1:]
+
+
+class Log:
+    """A metrics log whose rows are given; a row comes in while it is stored."""
+
+    def __init__(self, rows, error=None):
+        self.rows, self.error, self.stored = rows, error, False
+        self.history = ("before",)
+
+    def flush(self):
+        if self.error is not None:
+            raise self.error
+        self.stored, self.history = True, ("with what came meanwhile",)
+
+
+def look(monkeypatch, losses, error=None):
+    log = Log([{"step": n, "loss": loss} for n, loss in enumerate(losses, 1)], error)
+    row = {"steps": 100, "early": [[10, 2.0, 3.0]]}
+
+    def read(history, kinds):
+        assert (history, log.stored) == (("before",), True)
+        return iter(log.rows)
+
+    monkeypatch.setattr(early, "read_history", read)
+    return early.EarlyLooks(log, [row], 100).outside(10)
+
+
+def test_steps_without_a_loss_do_not_count(monkeypatch):
+    """A skipped step has none; a window of such steps says nothing."""
+    nan = math.nan
+    assert look(monkeypatch, [9.0] * 8 + [nan, 2.5]) is None
+    assert look(monkeypatch, [9.0] * 8 + [nan, 4.0])["loss"] == 4.0
+    assert look(monkeypatch, [9.0] * 8 + [nan, nan]) is None
+
+
+@pytest.mark.slow
+def test_a_store_that_fails_ends_no_training(tmp_path, monkeypatch, caplog):
+    """The look is not made, and the log says so."""
+    tiny.write_data(str(tmp_path))
+    job = tiny.make_job(str(tmp_path), forecast={"steps": 6, "early": [[2, 0.0, 1.0]]})
+
+    def fails(self, step):
+        raise StoreUnavailable("down")
+
+    monkeypatch.setattr(early.EarlyLooks, "outside", fails)
+    assert train(job).steps == 6
+    assert "step 2: not compared with the forecast: down" in caplog.text
 
 
 def test_a_window_is_the_last_fifth():
