@@ -1,9 +1,10 @@
 """Wraps Python files for Arrow, and tells its errors of damaged files from those of a store.
 
+At exit it waits until Arrow has released the files' buffers.
+
 Arrow prefetches in its own threads. Such a thread may hold the last reference to a file or to a
 block read from it, some time after the caller has the rows. Releasing it needs the interpreter; if
 that is shutting down, the thread aborts the process (https://github.com/apache/arrow/issues/34314).
-So at exit this module waits until Arrow has released the files' buffers.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import time
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import IO, Any
+from typing import IO
 
 import pyarrow as pa
 from fsspec.spec import AbstractBufferedFile
@@ -60,8 +61,9 @@ def is_corrupt(error: Exception) -> bool:
     Arrow reports corrupt data as its own exceptions or as an `OSError` without an error number; an
     error of the disk or network has a number or another class.
     """
-    kinds = pa.ArrowException | FileNotFoundError | UnicodeDecodeError
-    return isinstance(error, kinds) or (type(error) is OSError and error.errno is None)
+    if isinstance(error, pa.ArrowException | FileNotFoundError | UnicodeDecodeError):
+        return True
+    return type(error) is OSError and error.errno is None
 
 
 def one_line(error: Exception) -> str:
@@ -69,7 +71,7 @@ def one_line(error: Exception) -> str:
 
 
 class _Counted:
-    """A file that tracks the blocks it returns until their release."""
+    """The file interface that Arrow needs; tracks the blocks it returns until their release."""
 
     def __init__(self, handle: IO[bytes] | AbstractBufferedFile) -> None:
         self._handle = handle
@@ -83,8 +85,24 @@ class _Counted:
         _blocks.add(weakref.ref(block, _blocks.discard))
         return block
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._handle, name)
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        return self._handle.seek(offset, whence)
+
+    def tell(self) -> int:
+        return self._handle.tell()
+
+    def close(self) -> None:
+        self._handle.close()
+
+    @property
+    def closed(self) -> bool:
+        return self._handle.closed
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
 
 
 @atexit.register

@@ -13,8 +13,7 @@ import functools
 import os
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from stat import S_ISREG
 from typing import IO, Any, NamedTuple
 
@@ -46,12 +45,19 @@ def file_state(url: str) -> FileState:
     """The file's current size and version in the store."""
     fs, path = storage.filesystem(_address(url))
     if isinstance(fs, LocalFileSystem):
-        with _there(url):
+        try:
             stat = os.stat(path)
+        except FileNotFoundError:
+            raise NotThere(f"{url}: expected a file, found none; check the source") from None
         if not S_ISREG(stat.st_mode):
-            raise InputError(f"{url}: expected a file, found a pipe or a device; copy it to one")
+            raise InputError(
+                f"{url}: expected a file, found a pipe or a device; write a file of it"
+            )
         return _local_state(stat)
-    return state_of(url, with_retries(url, lambda left: info(fs, path, left), blocks=True))
+    state = state_of(with_retries(url, lambda left: info(fs, path, left), blocks=True))
+    if state is None:
+        raise InputError(f"{redact(url)}: the server does not give the file's size; copy the file")
+    return state
 
 
 def open_ranges(url: str, state: FileState | None = None) -> IO[bytes]:
@@ -61,12 +67,7 @@ def open_ranges(url: str, state: FileState | None = None) -> IO[bytes]:
     """
     fs, path = storage.filesystem(_address(url))
     if isinstance(fs, LocalFileSystem):
-        with _there(path):
-            file = storage.open_read(path)
-        if state is not None and _local_state(os.fstat(file.fileno())) != state:
-            file.close()
-            raise changed(path)
-        return file
+        return _open_local(path, state)
     state = state or file_state(url)
     return RangeFile(url, state, _fetch(fs, path, url, state))  # type: ignore[return-value]
 
@@ -109,7 +110,8 @@ def changed(url: str) -> InputError:
 
 def _no_ranges(url: str) -> InputError:
     return InputError(
-        f"{redact(url)}: the server sends whole files and no ranges; copy the file, give its path"
+        f"{redact(url)}: the server sends whole files and no ranges; "
+        "copy the file and give its path"
     )
 
 
@@ -122,23 +124,15 @@ def info(fs: Any, path: str, left: float) -> Mapping[str, Any]:
     return _on_web(fs, fs._info, path, left) if protocol(fs) in WEB else fs.info(path)
 
 
-def state_of(url: str, about: Mapping[str, Any]) -> FileState:
-    """Size and version from a store's metadata of a file."""
+def state_of(about: Mapping[str, Any]) -> FileState | None:
+    """Size and version from a store's metadata of a file; None if it has no size."""
     size = about.get("size")
     if size is None or about.get("partial") is False:
-        raise InputError(f"{redact(url)}: the server does not give the file's size; copy the file")
+        return None
     if lfs := about.get("lfs"):
         return FileState(int(size), str(lfs["sha256"]))
     names = ("blob_id", "xet_hash", "generation", "ETag", "etag")
     return FileState(int(size), next((str(about[n]) for n in names if about.get(n)), ""))
-
-
-@contextmanager
-def _there(url: str) -> Iterator[None]:
-    try:
-        yield
-    except FileNotFoundError:
-        raise NotThere(f"{url}: expected a file, found none; check the source") from None
 
 
 def _local_state(stat: os.stat_result) -> FileState:
@@ -152,6 +146,17 @@ def _address(url: str) -> str:
     from data.read import python_docs
 
     return python_docs.written(url)
+
+
+def _open_local(url: str, state: FileState | None) -> IO[bytes]:
+    try:
+        file = storage.open_read(url)
+    except FileNotFoundError:
+        raise NotThere(f"{url}: expected a file, found none; check the source") from None
+    if state is not None and _local_state(os.fstat(file.fileno())) != state:
+        file.close()
+        raise changed(url)
+    return file
 
 
 def _fetch(fs: Any, path: str, url: str, state: FileState) -> Fetch:
@@ -180,7 +185,7 @@ def _fetch_google(fs: Any, path: str, url: str, state: FileState, start: int, st
 
 
 def _fetch_web(fs: Any, path: str, state: FileState, start: int, stop: int, left: float) -> bytes:
-    headers = _range(start, stop)
+    headers = {**_range(start, stop), "Accept-Encoding": "identity"}
     if state.version and not state.version.startswith("W/"):
         headers["If-Match"] = state.version
     try:
@@ -192,7 +197,7 @@ def _fetch_web(fs: Any, path: str, state: FileState, start: int, stop: int, left
 
 
 def _range(start: int, stop: int) -> dict[str, str]:
-    return {"Range": f"bytes={start}-{stop - 1}", "Accept-Encoding": "identity"}
+    return {"Range": f"bytes={start}-{stop - 1}"}
 
 
 def _on_web(fs: Any, call: Callable[..., Any], path: str, left: float, **options: Any) -> Any:
@@ -210,8 +215,13 @@ class _HubFile:
         from huggingface_hub.utils import parse_hf_uri
 
         place = parse_hf_uri(f"hf://{path}")
-        which = {"repo_type": place.type, "revision": place.revision, "endpoint": fs.endpoint}
-        self._address = hf_hub_url(place.id, place.path_in_repo, **which)
+        self._address = hf_hub_url(
+            place.id,
+            place.path_in_repo,
+            repo_type=place.type,
+            revision=place.revision,
+            endpoint=fs.endpoint,
+        )
         self._token, self._url, self._state = fs.token, url, state
         self._tag = ""
 
@@ -219,7 +229,11 @@ class _HubFile:
         from huggingface_hub import get_session
         from huggingface_hub.utils import build_hf_headers
 
-        headers = {**build_hf_headers(token=self._token), **_range(start, stop)}
+        headers = {
+            **build_hf_headers(token=self._token),
+            **_range(start, stop),
+            "Accept-Encoding": "identity",
+        }
         end = time.monotonic() + left
         silence = min(SILENCE_SECONDS, left)
         with get_session().stream(
@@ -244,8 +258,9 @@ class _HubFile:
     def _check(self, response: Any, start: int) -> None:
         """Raise unless the response has the requested bytes of the same version of the file."""
         if response.status_code == 206:
-            sent = response.headers.get("content-range", "")
-            found = re.fullmatch(r"bytes (\d+)-\d+/(\d+)", sent)
+            found = re.fullmatch(
+                r"bytes (\d+)-\d+/(\d+)", response.headers.get("content-range", "")
+            )
             if not found or int(found[1]) != start:
                 raise TryAgain("a response with another byte range")
             if int(found[2]) != self._state.size:

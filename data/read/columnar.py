@@ -21,7 +21,7 @@ from data.read.arrow_file import arrow_file, whole
 from data.read.byte_ranges import FileState, open_ranges
 from data.read.parquet_file import RowGroup, open_parquet
 from data.read.retry import redact
-from data.read.unit import BATCH_BYTES, BATCH_ROWS, Fields, Rows, Unit
+from data.read.unit import BATCH_BYTES, BATCH_ROWS, SCORE, Fields, Rows, Unit
 from data.read.values import check_structure, converted, count_by_length, is_text, joined, pieces
 from pipeline.errors import InputError
 
@@ -35,11 +35,16 @@ def cut_parquet(url: str, state: FileState, fields: Fields, target_bytes: int) -
     """Units of neighbouring row groups with about `target_bytes` of text each."""
     whole, found = row_groups(url, state, fields)
     units: list[Unit] = []
-    for groups in parquet_file.cuts([group.text_bytes for group in found], target_bytes):
-        rows, sizes, _ = zip(*(found[group] for group in groups), strict=True)
-        if any(rows):
-            size = {"rows": sum(rows), "text_bytes": sum(sizes)}
-            units.append(replace(whole, row_groups=tuple(groups), **size))
+    groups: list[int] = []
+    rows = size = 0
+    for index, group in enumerate(found):
+        groups.append(index)
+        rows += group.rows
+        size += group.text_bytes
+        if size >= target_bytes or index == len(found) - 1:
+            if rows:
+                units.append(replace(whole, row_groups=tuple(groups), rows=rows, text_bytes=size))
+            groups, rows, size = [], 0, 0
     return units
 
 
@@ -48,7 +53,7 @@ def row_groups(url: str, state: FileState, fields: Fields) -> tuple[Unit, list[R
     with open_parquet(url, state) as parquet:  # its names may not be UTF-8
         whole = unit_of(url, state, parquet.schema_arrow, fields)
         parquet_file.check_footer(url, state, parquet.metadata)
-        wanted = {name for name in whole.names.values() if name is not None}
+        wanted = {name for name in names_of(whole).values() if name is not None}
         found = parquet_file.row_groups(url, parquet.metadata, fields.text, wanted)
     return whole, found
 
@@ -66,19 +71,14 @@ def unit_of(url: str, state: FileState, schema: pa.Schema, fields: Fields) -> Un
     """The whole file as one unit with an unknown number of rows, from the names in its schema."""
     text, score = fields.text, fields.score
     id = fields.id or ("id" if "id" in schema.names else None)
-
-    def refuse_unless_one(name: str, purpose: str, remedy: str) -> None:
-        if schema.names.count(name) != 1:
-            raise InputError(
-                f"{redact(url)}: expected one column {name!r}{purpose}, found columns "
-                f"{', '.join(schema.names)}; {remedy}"
-            )
-
     for argument, name in (("text", text), ("id", id)):
         if name is None:
             continue
-        remedy = f"pass {argument}=<name of the column>"
-        refuse_unless_one(name, f" for the {argument}", remedy)
+        if schema.names.count(name) != 1:
+            raise InputError(
+                f"{redact(url)}: expected one column {name!r} for the {argument}, found columns "
+                f"{', '.join(schema.names)}; pass {argument}=<name of the column>"
+            )
         kind = schema.field(name).type
         if not (is_text(kind) or (argument == "id" and pa.types.is_integer(kind))):
             raise InputError(
@@ -93,17 +93,28 @@ def unit_of(url: str, state: FileState, schema: pa.Schema, fields: Fields) -> Un
             "write it as int64, or leave the column out"
         )
     for name in fields.columns:
-        refuse_unless_one(name, "", "name other columns")
+        if schema.names.count(name) != 1:
+            raise InputError(
+                f"{redact(url)}: expected one column {name!r}, found columns "
+                f"{', '.join(schema.names)}; name other columns"
+            )
     kind = schema.field(score).type if schema.names.count(score) == 1 else pa.null()
     numeric = pa.types.is_integer(kind) or pa.types.is_floating(kind)
     columns = {"id": id, "counted": bool(counted), "score": score if numeric else None}
     return Unit.of(url, state, fields, **columns)
 
 
+def names_of(unit: Unit) -> dict[str, str | None]:
+    """The file's name of each field; None for one that it does not have."""
+    count = "token_count" if unit.counted else None
+    names = {"id": unit.id, "text": unit.text, "token_count": count, SCORE: unit.score}
+    return {**{name: name for name in unit.columns}, **names}
+
+
 def read(units: Sequence[Unit], columns: Sequence[str]) -> Iterator[Rows]:
     """The rows of one unit with `columns`, and the text if ids need it."""
     (unit,) = units
-    names = unit.names
+    names = names_of(unit)
     length = "token_count" in columns and not unit.counted
     wanted = {name for name in columns if names[name] is not None}
     if length or ("id" in columns and unit.id is None):

@@ -5,13 +5,11 @@ Planning imports this module, so it imports only the standard library and the st
 
 from __future__ import annotations
 
-import gzip
-import io
 import re
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import IO, Any, Literal, TypeAlias
+from typing import IO, Literal, TypeAlias
 
 from data.read.byte_ranges import FileState, open_ranges
 from data.read.retry import redact
@@ -36,6 +34,8 @@ _REFUSED = {
     *("bz2", "xz", "lz4", "npy", "npz", "bin", "pkl", "pickle", "pt", "safetensors", "db"),
 }
 _BLOCK = 4 << 20
+_FED = 64 << 10  # bytes of gzip at once: a member's end copies the rest of them
+_GZIP = 16 + zlib.MAX_WBITS
 _LONG_WINDOW = "too much memory"  # of zstd's own message
 READ = "Parquet, JSON lines (.jsonl, .ndjson, .json), Arrow, and text"
 
@@ -93,33 +93,25 @@ def open_stream(url: str, state: FileState, begin: int = 0) -> Iterator[IO[bytes
         if not packed:
             raw.seek(begin)
             yield raw
-        elif packed == "gzip":
-            with gzip.GzipFile(fileobj=io.BufferedReader(raw, _BLOCK)) as content:  # type: ignore
-                yield _Unpacked(url, content)  # type: ignore[misc]
-        else:
-            import pyarrow as pa
-
-            from data.read.arrow_file import arrow_file
-
-            with arrow_file(raw) as source, pa.CompressedInputStream(source, "zstd") as content:
-                yield _Unpacked(url, content)  # type: ignore[misc]
+            return
+        content = _gunzip(raw) if packed == "gzip" else _unzstd(raw)
+        yield _Unpacked(url, content)  # type: ignore[misc]
 
 
 class _Unpacked:
     """The content of a compressed file, decompressed; raises `InputError` for corrupt data."""
 
-    def __init__(self, url: str, content: Any) -> None:
+    def __init__(self, url: str, content: Iterator[bytes]) -> None:
         self._url, self._content, self._at = url, content, 0
 
     def read(self, size: int) -> bytes:
-        """The next `size` bytes; fewer only at the end."""
+        """The next `size` bytes or up to a block more; fewer only at the end."""
         import pyarrow as pa
 
         found: list[bytes] = []
         length = 0
         try:
-            # In blocks, for which memory is allocated before they are read.
-            while more := self._content.read1(min(_BLOCK, size - length)):
+            while length < size and (more := next(self._content, b"")):
                 found.append(more)
                 length += len(more)
         except (zlib.error, EOFError, OSError, pa.ArrowException) as error:
@@ -135,6 +127,35 @@ class _Unpacked:
             ) from error
         self._at += length
         return b"".join(found)
+
+
+def _gunzip(raw: IO[bytes]) -> Iterator[bytes]:
+    """The content of all gzip members; zeros between and behind them are padding, as for gzip."""
+    member, first = None, True
+    while block := raw.read(_BLOCK):
+        for begin in range(0, len(block), _FED):
+            fed = block[begin : begin + _FED]
+            while fed := fed if member or first else fed.lstrip(b"\0"):
+                member, first = member or zlib.decompressobj(_GZIP), False
+                while data := member.decompress(fed, _BLOCK):
+                    yield data
+                    fed = member.unconsumed_tail
+                fed = member.unused_data
+                if not member.eof:
+                    break
+                member = None
+    if member is not None:
+        raise EOFError("a cut one")
+
+
+def _unzstd(raw: IO[bytes]) -> Iterator[bytes]:
+    import pyarrow as pa
+
+    from data.read.arrow_file import arrow_file
+
+    with arrow_file(raw) as source, pa.CompressedInputStream(source, "zstd") as stream:
+        while data := stream.read(_BLOCK):
+            yield data
 
 
 def _endings(url: str) -> tuple[str, str]:

@@ -8,17 +8,17 @@ cut into rows. Nothing is inferred: a value that is not a list of integers in ra
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import NoReturn
 
 import numpy as np
 import pyarrow as pa
 
-from data.read.byte_ranges import FileState, file_state
+from data.read.byte_ranges import file_state
 from data.read.parquet_file import check_footer, open_parquet
 from data.read.retry import redact
 from data.read.unit import BATCH_BYTES
-from data.read.work_units import each_file
+from data.read.work_units import FOOTERS_AT_ONCE, list_files
 from pipeline.errors import InputError
 
 
@@ -56,10 +56,14 @@ class RowFormat:
 
 def list_spans(source: str, layout: RowFormat) -> list[RowSpan]:
     """Every row group of a source, in the order of file names; reads footers only."""
-    return each_file(source, lambda url, state: _spans(url, state, layout))
+    files = [url for url, _ in list_files(source)]
+    with ThreadPoolExecutor(min(FOOTERS_AT_ONCE, len(files))) as pool:
+        found = pool.map(lambda url: _spans(url, layout), files)
+        return [span for spans in found for span in spans]
 
 
-def _spans(url: str, state: FileState, layout: RowFormat) -> list[RowSpan]:
+def _spans(url: str, layout: RowFormat) -> list[RowSpan]:
+    state = file_state(url)
     with open_parquet(url, state) as file:
         check_footer(url, state, file.metadata)
         schema = file.schema_arrow
@@ -77,7 +81,9 @@ def _spans(url: str, state: FileState, layout: RowFormat) -> list[RowSpan]:
 
 
 def _holds_integers(kind: pa.DataType) -> bool:
-    if not isinstance(kind, pa.ListType | pa.LargeListType | pa.FixedSizeListType):
+    if not (
+        pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+    ):
         return False
     return pa.types.is_integer(kind.value_type) or pa.types.is_boolean(kind.value_type)
 
@@ -102,27 +108,29 @@ def read_rows(span: RowSpan, layout: RowFormat) -> Iterator[np.ndarray]:
 
 
 def _stored(batch: pa.RecordBatch, layout: RowFormat, where: str, first: int) -> np.ndarray:
-    def refuse(row: int, expected: str) -> NoReturn:
-        raise InputError(f"{where}, row {first + row}: expected {expected}")
-
     values, sizes = _flat(batch.column(layout.column), layout.column, where, first)
     if (long := np.flatnonzero(sizes > layout.length)).size:
-        refuse(
-            long[0],
-            f"at most sequence_length={layout.length} ids, found {sizes[long[0]]}; give a longer "
-            "sequence_length or cut the rows",
+        row = long[0]
+        raise InputError(
+            f"{where}, row {first + row}: expected at most sequence_length={layout.length} ids, "
+            f"found {sizes[row]}; give a longer sequence_length or cut the rows"
         )
     if (wrong := np.flatnonzero((values < 0) | (values >= layout.vocab_size))).size:
-        row = int(np.searchsorted(np.cumsum(sizes), wrong[0], side="right"))
-        most = layout.vocab_size - 1
-        refuse(row, f"ids from 0 to vocab_size - 1 = {most}, found {values[wrong[0]]}")
+        row = np.searchsorted(np.cumsum(sizes), wrong[0], side="right")
+        raise InputError(
+            f"{where}, row {first + row}: expected ids from 0 to vocab_size - 1 = "
+            f"{layout.vocab_size - 1}, found {values[wrong[0]]}"
+        )
     values, predicted = values.astype(np.int64), np.ones(len(values), bool)
     if layout.mask_column is not None:
         name = layout.mask_column
         mask, of_mask = _flat(batch.column(name), name, where, first)
         if (other := np.flatnonzero(of_mask != sizes)).size:
             row = other[0]
-            refuse(row, f"{sizes[row]} entries in {name!r}, as many as ids, found {of_mask[row]}")
+            raise InputError(
+                f"{where}, row {first + row}: expected {sizes[row]} entries in {name!r}, as many "
+                f"as ids, found {of_mask[row]}"
+            )
         predicted &= mask != 0
     if layout.padding is not None:
         predicted &= values != layout.padding
@@ -150,7 +158,10 @@ def divide(
     """Spans of each split: held-out splits take row groups in `order` and cut the last one.
 
     Neighbouring rows, which may be similar, stay in one split, except in one row group per split.
-    `order` permutes the spans; `splits` are filled in their order, and the rest is "train".
+
+    Args:
+        order: a permutation of the spans' indices.
+        splits: (split, rows) in the order of filling; the rest is "train".
     """
     available, asked = sum(s.end - s.begin for s in spans), sum(rows for _, rows in splits)
     if asked >= available:

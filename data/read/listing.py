@@ -10,10 +10,10 @@ from __future__ import annotations
 import glob
 import os
 import re
+import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from fnmatch import fnmatchcase
-from functools import partial
 from typing import Any
 
 from fsspec.implementations.local import LocalFileSystem
@@ -33,8 +33,7 @@ _PINNED = re.compile(r"hf://(?:[a-z]+/)?[^/@]+/[^/@]+@([0-9a-f]{40})(?:/|$)")
 # Metadata fields that identify a file's content, the most reliable first.
 _CONTENT = ("md5Hash", "crc32c", "blob_id", "ETag", "etag", "generation", "Last-Modified")
 
-_About = Mapping[str, Any]
-_Match = tuple[str, _About]
+_Match = tuple[str, Mapping[str, Any] | None]
 Accept = Callable[[str], bool]
 
 
@@ -45,24 +44,30 @@ def absolute(source: Any) -> Any:
     return storage.local_path(source)
 
 
-def find_files(source: str, accept: Accept = is_document_file) -> list[tuple[str, FileState]]:
-    """(URL, state) of every file of a source, sorted by name.
+def find_files(
+    source: str, accept: Accept = is_document_file
+) -> list[tuple[str, FileState | None]]:
+    """(URL, state) of every file of a source, sorted by name; None if the listing has no state.
 
-    Of a folder, or a pattern that ends in *, only those whose names `accept` accepts.
+    Args:
+        accept: whether to read a file in a folder, or of a pattern that ends in *, by its name.
     """
     if source.startswith(PYTHON_DOCS):
         return [(source, file_state(source))]
     fs, _, matches, _ = _find(source, None, accept)
     if isinstance(fs, LocalFileSystem):
         return [(name, file_state(name)) for name, _ in matches]
-    urls = [(fs.unstrip_protocol(name), about) for name, about in matches]
-    return [(url, state_of(url, about)) for url, about in urls]
+    return [
+        (fs.unstrip_protocol(name), None if about is None else state_of(about))
+        for name, about in matches
+    ]
 
 
 def list_source(source: str, seconds: float, accept: Accept = is_document_file) -> Listing:
-    """The current files of a source, listed within `seconds`, and their digests.
+    """The current files of a source, with digests as the module docstring describes.
 
-    Digesting local files has no deadline; `accept` is as for `find_files`.
+    Args:
+        seconds: deadline of requests to the store. Digesting local files has no deadline.
     """
     if source.startswith(PYTHON_DOCS):
         check_documentation(source)
@@ -70,16 +75,20 @@ def list_source(source: str, seconds: float, accept: Accept = is_document_file) 
         return Listing(source, pinned=f"Python {version}", limit=_DOCUMENTATION_BYTES)
     if found := _PINNED.match(source):
         return Listing(source, pinned=f"commit {found[1]}")
-    place, branch, revision = source, "", ""
+    branch = revision = ""
+    place = source
     if source.startswith("hf://"):
         place, branch, revision = _resolve_branch(source, seconds)
     fs, path, matches, skipped = _find(place, seconds, accept)
     root = _root(fs, path)
-    found = {name.removeprefix(root): (name, about) for name, about in matches}
+    names = [name.removeprefix(root) for name, _ in matches]
     if isinstance(fs, LocalFileSystem):
-        files = _local_files({name: path for name, (path, _) in found.items()})
+        files = _local_files(dict(zip(names, dict(matches), strict=True)))
     else:
-        files = tuple(_remote_file(name, about) for name, (_, about) in found.items())
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            files = tuple(
+                pool.map(lambda name, match: _remote_file(fs, name, match, seconds), names, matches)
+            )
     return Listing(
         redact(source),
         files,
@@ -117,7 +126,11 @@ def _local_files(paths: Mapping[str, str]) -> tuple[ListedFile, ...]:
     return tuple(ListedFile(name, *digests[path]) for name, path in sorted(paths.items()))
 
 
-def _remote_file(name: str, about: _About) -> ListedFile:
+def _remote_file(fs: Any, name: str, match: _Match, seconds: float) -> ListedFile:
+    path, about = match
+    if about is None:
+        url = fs.unstrip_protocol(path)
+        about = with_retries(url, lambda left: info(fs, path, left), seconds, blocks=True)
     if lfs := about.get("lfs"):
         digest = f"sha256 {lfs['sha256']}"
     else:
@@ -134,17 +147,25 @@ def _find(
             f"source {redact(source)!r}: the address holds a login, which records and logs would "
             "show; use an address that may be read without one"
         )
-
-    def look(left: float) -> tuple[Any, str, list[_Match], list[str]]:
+    end = None if seconds is None else time.monotonic() + seconds
+    if seconds is None or storage.is_local(source):
+        fs, path = storage.filesystem(source)
+    else:
         # The gs:// client would search longer for a login. A shorter limit for the client, so
         # that its own error arrives before the timeout.
-        fs, path = storage.filesystem(source, None if seconds is None else 0.8 * seconds)
-        path = _named(fs, path)
-        if not isinstance(fs, LocalFileSystem):
-            fs.invalidate_cache()
-        return fs, path, *_matches(fs, path, left, accept)
-
-    fs, path, files, folders = with_retries(f"source {source!r}", look, seconds, blocks=True)
+        limit = 0.8 * seconds
+        fs, path = with_retries(
+            f"source {source!r}", lambda _: storage.filesystem(source, limit), seconds, blocks=True
+        )
+    path = _named(fs, path)
+    if not isinstance(fs, LocalFileSystem):
+        fs.invalidate_cache()
+    files, folders = with_retries(
+        f"source {source!r}",
+        lambda left: _matches(fs, path, left, accept),
+        None if end is None else max(end - time.monotonic(), 1.0),
+        blocks=True,
+    )
     if not files:
         found = f", but {len(folders)} folders or other files do" if folders else ""
         raise InputError(
@@ -155,32 +176,36 @@ def _find(
 
 
 def _matches(fs: Any, path: str, left: float, accept: Accept) -> tuple[list[_Match], list[str]]:
-    """(files to read, other files and folders that match)."""
     if not _is_pattern(fs, path):
         about = _unless_missing(lambda: info(fs, path, left))
-        by_name = about is not None and about.get("type") == "directory"
-        found = {} if about is None else {path: about}
-        if by_name:
+        if about is not None and about.get("type") == "directory":
             found = fs.find(path, detail=True)
-    elif protocol(fs) in WEB:
-        return _web_glob(fs, path, left), []
-    else:
-        found = _unless_missing(lambda: fs.glob(path, detail=True)) or {}
-        by_name = path.endswith("*")
-    skipped = [name for name, about in found.items() if about.get("type") == "directory"]
-    files = {name: found[name] for name in found.keys() - set(skipped)}
-    if by_name:
-        if "**" in path:  # went into the folders
-            inside = {name.rpartition("/")[0] for name in files}
-            skipped = [name for name in skipped if name not in inside]
-        prefix = _root(fs, path)
-        unread = [name for name in files if not accept(name.removeprefix(prefix))]
-        files = {name: files[name] for name in files.keys() - set(unread)}
-        skipped += unread
-    return list(files.items()), skipped
+            return _accepted(path, list(found.items()), [], accept)
+        return ([] if about is None else [(path, about)]), []
+    if protocol(fs) in WEB:
+        return [(name, None) for name in _web_glob(fs, path)], []
+    found = _unless_missing(lambda: fs.glob(path, detail=True)) or {}
+    folders = [name for name, about in found.items() if about.get("type") == "directory"]
+    files = [(name, about) for name, about in found.items() if name not in set(folders)]
+    if not path.endswith("*"):
+        return files, folders
+    inside = {name.rpartition("/")[0] for name, _ in files}
+    folders = [name for name in folders if "**" not in path or name not in inside]
+    return _accepted(_root(fs, path), files, folders, accept)
+
+
+def _accepted(
+    root: str, files: list[_Match], skipped: list[str], accept: Accept
+) -> tuple[list[_Match], list[str]]:
+    """(files that `accept` accepts, `skipped` and the other files)."""
+    prefix = f"{root.rstrip('/')}/"
+    wanted = [match for match in files if accept(match[0].removeprefix(prefix))]
+    read = {name for name, _ in wanted}
+    return wanted, [*skipped, *(name for name, _ in files if name not in read)]
 
 
 def _unless_missing(ask: Callable[[], Any]) -> Any:
+    """The result of `ask()`; None if the file does not exist."""
     try:
         return ask()
     except FileNotFoundError as error:
@@ -189,7 +214,7 @@ def _unless_missing(ask: Callable[[], Any]) -> Any:
         raise
 
 
-def _web_glob(fs: Any, path: str, left: float) -> list[_Match]:
+def _web_glob(fs: Any, path: str) -> list[str]:
     """The matching links of a page; fsspec's own glob reads a failure as an empty folder."""
     folder, _, pattern = path.rpartition("/")
     if _is_pattern(fs, folder):
@@ -197,11 +222,8 @@ def _web_glob(fs: Any, path: str, left: float) -> list[_Match]:
             f"source {redact(path)!r}: over http only the last part may be a pattern; "
             "give one source for each folder"
         )
-    found = set(fs.ls(f"{folder}/", detail=False))
-    names = [name for name in found if fnmatchcase(name.rpartition("/")[2], pattern)]
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
-        abouts = pool.map(lambda name: with_retries(name, partial(info, fs, name), left), names)
-        return list(zip(names, abouts, strict=True))
+    found = fs.ls(f"{folder}/", detail=False)
+    return sorted(name for name in set(found) if fnmatchcase(name.rpartition("/")[2], pattern))
 
 
 def _is_pattern(fs: Any, path: str) -> bool:

@@ -19,8 +19,8 @@ import os
 import tempfile
 import time
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import astuple, dataclass, replace
-from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from stat import S_ISREG
 
@@ -62,9 +62,11 @@ def digest_files(paths: Iterable[str]) -> dict[str, tuple[int, str]]:
     found: dict[str, _Known] = {}
     read, noticed = 0, time.monotonic() + _NOTICE_SECONDS
     step = max(1, len(paths) // _PARTS)
-    with ThreadPool(_AT_ONCE) as pool:
-        for path, entry, size in pool.imap(lambda p: _digest(p, known.get(p)), paths, step):
-            found[path], read = entry, read + size
+    parts = [paths[first : first + step] for first in range(0, len(paths), step)]
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        for part in pool.map(lambda part: [_digest(p, known.get(p)) for p in part], parts):
+            for path, entry, size in part:
+                found[path], read = entry, read + size
             if time.monotonic() > noticed:
                 noticed = time.monotonic() + _NOTICE_SECONDS
                 logger.warning("digests of source files: %d of %d", len(found), len(paths))
@@ -83,16 +85,14 @@ def _digest(path: str, known: _Known | None) -> tuple[str, _Known, int]:
             if not S_ISREG(stat.st_mode):
                 raise OSError("a pipe or a device, not a file with an end")
             mark = [stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino]
-            if known is not None and known.mark == mark and known.settled:
+            same = known is not None and known.mark == mark
+            if known is not None and same and known.settled:
                 return path, known, 0
             settled = max(mark[1:3]) < (time.time() - _SETTLED_SECONDS) * 1e9
             samples, read = _content(file.fileno(), stat.st_size)
             now = _Known(mark, samples, settled=settled)
-            if (
-                known is not None
-                and (stat.st_size > WHOLE and known.samples == samples)
-                and (known.whole or known.mark != mark)
-            ):
+            again = stat.st_size > WHOLE and known is not None and known.samples == samples
+            if again and known is not None and (known.whole or not same):
                 file.seek(0)
                 whole = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16))
                 now, read = replace(now, whole=whole.hexdigest()), read + stat.st_size

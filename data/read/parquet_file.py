@@ -7,7 +7,7 @@ without any, as most published ones are, a flipped bit can read as other text.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import IO, NamedTuple
 
@@ -123,16 +123,6 @@ def check_footer(url: str, state: FileState, footer: pq.FileMetaData) -> None:
         if place >= 0:
             place += first + len(_MAGIC)
             raise unsound(url, _KIND, f"two, of which the second begins at byte {place:,}")
-
-
-def cuts(sizes: Sequence[int], target: int) -> Iterator[range]:
-    """Indices of neighbouring row groups that together reach `target` bytes, or the last of all."""
-    begin = size = 0
-    for end, more in enumerate(sizes, 1):
-        size += more
-        if size >= target or end == len(sizes):
-            yield range(begin, end)
-            begin, size = end, 0
 
 
 def row_groups(url: str, footer: pq.FileMetaData, text: str, wanted: set[str]) -> list[RowGroup]:

@@ -80,11 +80,15 @@ def read_rows(units: Sequence[Unit], columns: Sequence[str]) -> Iterator[Rows]:
     names = {name: str(unit.score) if name == SCORE else name for name in columns}
     stored = list(dict.fromkeys(names.values()))
     for batch in read_table(unit.file, stored, unit.row_groups):
-        found = {name: batch.column(own) for name, own in names.items()}
-        if SCORE in found:
-            found[SCORE] = found[SCORE].cast(pa.float64(), safe=False)
-        place = f"{unit.file}: row {{}} of a batch".format
-        yield Rows(pa.RecordBatch.from_pydict(found), {}, place)
+        found = pa.RecordBatch.from_pydict(
+            {
+                name: batch.column(own).cast(pa.float64(), safe=False)
+                if name == SCORE
+                else batch.column(own)
+                for name, own in names.items()
+            }
+        )
+        yield Rows(found, {}, lambda row: f"{unit.file}: row {row} of a batch")
 
 
 def count_row_groups(url: str) -> int:

@@ -76,10 +76,16 @@ def documents() -> pa.Table:
 
     The count (int64) is an estimate, UTF-8 bytes / 4 rounded.
     """
-    names, texts = zip(*_topics(), *module_documents(_library()), strict=True)
-    counts = [round(len(text.encode("utf-8")) / 4) for text in texts]
-    kinds = pa.schema({"id": pa.string(), "text": pa.string(), "token_count": pa.int64()})
-    return pa.table([names, texts, counts], schema=kinds)
+    found = [*_topics(), *module_documents(_library())]
+    return pa.table(
+        {
+            "id": pa.array([name for name, _ in found], pa.string()),
+            "text": pa.array([text for _, text in found], pa.string()),
+            "token_count": pa.array(
+                [round(len(text.encode("utf-8")) / 4) for _, text in found], pa.int64()
+            ),
+        }
+    )
 
 
 def clean_topic(text: str) -> str:
@@ -131,6 +137,7 @@ def _library() -> Path:
 
 def _library_files(library: Path) -> list[Path]:
     """The importable modules of the library, sorted, without tests, idlelib and site-packages."""
+
     found: list[Path] = []
     for folder, inner, files in os.walk(library):
         inner[:] = [name for name in inner if name.isidentifier() and name not in _SKIPPED]

@@ -7,17 +7,18 @@ row that is no JSON object is the reader's to refuse, see `Record`.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import msgspec
 
 from data.read import text
-from data.read.byte_ranges import FileState
+from data.read.byte_ranges import FileState, file_state
 from data.read.formats import compression, kind_of
-from data.read.parquet_file import check_footer, cuts, open_parquet
+from data.read.parquet_file import check_footer, open_parquet
 from data.read.retry import redact
-from data.read.work_units import each_file
+from data.read.work_units import FOOTERS_AT_ONCE, list_files
 from pipeline.errors import InputError
 
 TARGET_BYTES = 16 << 20
@@ -48,20 +49,29 @@ class Record(NamedTuple):
 
 def record_spans(source: str, columns: Sequence[str]) -> list[RecordSpan]:
     """The spans of a source, of about 16 MiB each, in the order of files."""
-    return each_file(source, lambda url, state: _cut(url, state, columns))
+    files = [url for url, _ in list_files(source)]
+    with ThreadPoolExecutor(min(FOOTERS_AT_ONCE, len(files))) as pool:
+        found = [
+            span for spans in pool.map(lambda url: _cut(url, columns), files) for span in spans
+        ]
+    if not found:
+        raise InputError(
+            f"source {redact(source)!r}: {len(files)} files match, with 0 rows in all; give a "
+            "source with conversations"
+        )
+    return found
 
 
-def _cut(url: str, state: FileState, columns: Sequence[str]) -> list[RecordSpan]:
+def _cut(url: str, columns: Sequence[str]) -> list[RecordSpan]:
+    state = file_state(url)
     kind = kind_of(url, state)
     if kind == "parquet":
         with open_parquet(url, state) as file:
             check_footer(url, state, file.metadata)
             _check(url, file.schema_arrow.names, columns)
             groups = [file.metadata.row_group(index) for index in range(file.num_row_groups)]
-        sizes = [group.total_byte_size if group.num_rows else 0 for group in groups]
-        ranges = [
-            found for found in cuts(sizes, TARGET_BYTES) if any(map(sizes.__getitem__, found))
-        ]
+            sizes = [group.total_byte_size if group.num_rows else 0 for group in groups]
+        cuts = _cuts(sizes)
     elif kind == "lines":
         for begin, line in text.lines_of(url, state, 0, 0):
             record = _of_line(url, begin, line)
@@ -70,18 +80,26 @@ def _cut(url: str, state: FileState, columns: Sequence[str]) -> list[RecordSpan]
             break
         else:
             return []
-        ranges = [range(at, at + TARGET_BYTES) for at in range(0, state.size, TARGET_BYTES)]
-        if compression(url):
-            ranges = [range(0)]
+        step = state.size if compression(url) else TARGET_BYTES
+        cuts = [(at, at + step) for at in range(0, state.size, step)]
+        cuts = [(0, 0)] if compression(url) else cuts
     else:
         raise InputError(
             f"{redact(url)}: expected JSON lines or Parquet, whose rows have columns, found "
             f"{kind}; convert the file, or leave it out of the source"
         )
-    return [
-        RecordSpan(file=url, state=state, kind=kind, begin=found.start, end=found.stop)
-        for found in ranges
-    ]
+    return [RecordSpan(file=url, state=state, kind=kind, begin=a, end=b) for a, b in cuts]
+
+
+def _cuts(sizes: Sequence[int]) -> list[tuple[int, int]]:
+    """Ranges of neighbouring row groups that reach `TARGET_BYTES`, without those of no row."""
+    found, begin, size = [], 0, 0
+    for index, more in enumerate(sizes, 1):
+        size += more
+        if size >= TARGET_BYTES or index == len(sizes):
+            found += [(begin, index)] if size else []
+            begin, size = index, 0
+    return found
 
 
 def _check(url: str, names: Sequence[str], columns: Sequence[str]) -> None:

@@ -7,7 +7,7 @@ is one unit. A line's place is the byte at which it begins (of the decompressed 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import IO, Annotated, Any
 
 import msgspec
@@ -26,14 +26,7 @@ _BOM = b"\xef\xbb\xbf"
 _SHOWN = 60
 _LONE = re.compile(rb"(?i)\\ud[89ab]..(?!\\ud[c-f])|(?<!\\ud[89ab]..)\\ud[c-f]")
 """An escape of half a character outside the Basic Multilingual Plane, without the other half."""
-_LINE = msgspec.json.Decoder(dict[str, msgspec.Raw])
-_COUNT = Annotated[int, msgspec.Meta(ge=0, le=1 << 60)]
-_FIELDS: dict[str, Callable[[Any], Any]] = {
-    "text": msgspec.json.Decoder(str | None).decode,
-    "id": msgspec.json.Decoder(str | int | None).decode,
-    "token_count": msgspec.json.Decoder(_COUNT | None).decode,
-    SCORE: msgspec.json.Decoder(float | None).decode,
-}
+_MOST_TOKENS = 1 << 60
 _ERRORS = (msgspec.MsgspecError, ValueError, RecursionError)
 
 
@@ -76,18 +69,21 @@ def read_lines(units: Sequence[Unit], columns: Sequence[str]) -> Iterator[Rows]:
     """The rows of one unit with `columns`."""
     (unit,) = units
     state = FileState(unit.size, unit.version)
-    known = {name: key for name, key in unit.names.items() if key is not None}
-    names = [(name, key, _FIELDS.get(name, _value)) for name, key in known.items()]
-    rows: list[dict[str, Any]] = []
+    decoder, others = _decoder(unit), _others(unit).values()
+    rows: list[Any] = []
     begins: list[int] = []
     invalid: dict[int, str] = {}
     size = 0
     for begin, line in lines_of(unit.file, state, unit.begin, unit.end):
         try:
-            rows.append(_row(line, names))
+            rows.append(decoder.decode(line))
+            for attribute in others:
+                _value(getattr(rows[-1], attribute))
+            if rows[-1].text is msgspec.UNSET:
+                raise ValueError(f"no key {unit.text!r}")
         except _ERRORS as error:
-            invalid[len(rows)] = _wrong(error, line)
-            rows.append({})
+            invalid[len(begins)] = _wrong(error, line)
+            rows[len(begins) :] = [None]
         begins.append(begin)
         size += len(line)
         if size >= BATCH_BYTES or len(rows) >= BATCH_ROWS:
@@ -97,40 +93,47 @@ def read_lines(units: Sequence[Unit], columns: Sequence[str]) -> Iterator[Rows]:
         yield _rows(unit, rows, begins, invalid, columns)
 
 
-def _row(line: bytes, names: list[tuple[str, str, Callable[[msgspec.Raw], Any]]]) -> dict[str, Any]:
-    """All fields and other columns of a line, read or not: one of `_ERRORS` if one is wrong."""
-    values, row = _LINE.decode(line), {}
-    for name, key, decode in names:
-        try:
-            row[name] = decode(values[key])
-        except KeyError:
-            if name == "text":
-                raise ValueError(f"no key {key!r}") from None
-        except msgspec.ValidationError as error:
-            raise ValueError(f"{error}, at {key!r}") from None
-    return row
+def _decoder(unit: Unit) -> msgspec.json.Decoder:
+    """A decoder of the fields that are used; it skips all others without building objects."""
+    missing: Any = msgspec.UNSET
+    kinds: dict[str, Any] = {
+        "text": str | None | msgspec.UnsetType,
+        "id": str | int | None,
+        "token_count": Annotated[int, msgspec.Meta(ge=0, le=_MOST_TOKENS)] | None,
+        "score": float | None,
+    }
+    names = {"text": unit.text, "id": unit.id, "token_count": "token_count", "score": unit.score}
+    used = [name for name in kinds if names[name] is not None]
+    known = {str(names[name]) for name in used}
+    other = {f"column{n}": key for n, key in enumerate(unit.columns) if key not in known}
+    row = msgspec.defstruct(
+        "Row",
+        [(name, kinds[name], missing if name == "text" else None) for name in used]
+        + [(name, msgspec.Raw, msgspec.Raw(b"null")) for name in other],
+        rename={name: str(names[name]) for name in used} | other,
+    )
+    return msgspec.json.Decoder(row)
 
 
 def _rows(
-    unit: Unit,
-    rows: list[dict[str, Any]],
-    begins: list[int],
-    invalid: dict[int, str],
-    columns: Sequence[str],
+    unit: Unit, rows: list[Any], begins: list[int], invalid: dict[int, str], columns: Sequence[str]
 ) -> Rows:
-    kinds = {"token_count": pa.int64(), SCORE: pa.float64()}
-    found: dict[str, pa.Array] = {}
-    for name in dict.fromkeys(("text", *columns)):
-        values = [row.get(name) for row in rows]
-        if name == "id":
-            if unit.id is None:
-                continue
-            values = [None if value is None else str(value) for value in values]
-        found[name] = pa.array(values, kinds.get(name, pa.string()))
-    if "token_count" in columns and not unit.counted:
-        found["token_count"] = count_by_length(found["text"])
-    if "text" not in columns and unit.id is not None:
-        del found["text"]
+    texts = pa.array([row and row.text for row in rows], pa.string())
+    found: dict[str, pa.Array] = {"text": texts} if unit.id is None or "text" in columns else {}
+    if "id" in columns and unit.id is not None:
+        ids = [None if row is None or row.id is None else str(row.id) for row in rows]
+        found["id"] = pa.array(ids, pa.string())
+    if "token_count" in columns:
+        counts = [row and row.token_count for row in rows] if unit.counted else None
+        found["token_count"] = (
+            count_by_length(texts) if counts is None else pa.array(counts, pa.int64())
+        )
+    if SCORE in columns:
+        found[SCORE] = pa.array([row and row.score for row in rows], pa.float64())
+    for name, attribute in _others(unit).items():
+        if name in columns:
+            values = [row and getattr(row, attribute) for row in rows]
+            found[name] = pa.array([_value(value) for value in values], pa.string())
 
     def place(row: int) -> str:
         return f"{redact(unit.file)}: the line at byte {begins[row]:,}"
@@ -138,12 +141,20 @@ def _rows(
     return Rows(pa.RecordBatch.from_pydict(found), invalid, place)
 
 
-def _value(raw: msgspec.Raw) -> str | None:
+def _others(unit: Unit) -> dict[str, str]:
+    """The attribute of a decoded row that has each other column; one key may be a field too."""
+    fields = {unit.text: "text", unit.id: "id", unit.score: "score"}
+    return {name: fields.get(name, f"column{n}") for n, name in enumerate(unit.columns)}
+
+
+def _value(value: Any) -> str | None:
     """A value of another column: a string itself, of anything else its JSON text."""
-    text = bytes(raw)
-    if text == b"null":
+    if value is None or isinstance(value, str):
+        return value
+    raw = bytes(value) if isinstance(value, msgspec.Raw) else msgspec.json.encode(value)
+    if raw == b"null":
         return None
-    return msgspec.json.decode(text, type=str) if text.startswith(b'"') else text.decode()
+    return msgspec.json.decode(raw, type=str) if raw.startswith(b'"') else raw.decode()
 
 
 def lines_of(url: str, state: FileState, begin: int, end: int) -> Iterator[tuple[int, bytes]]:
@@ -151,7 +162,8 @@ def lines_of(url: str, state: FileState, begin: int, end: int) -> Iterator[tuple
     # Start one byte early: a newline there means that a line begins exactly at `begin`.
     place = max(begin - 1, 0)
     with open_stream(url, state, place) as stream:
-        for first, line in _split(url, stream, place):
+        for line in _split(url, stream, place):
+            first, place = place, place + len(line)
             if first < begin:
                 continue  # the rest of a line that belongs to the unit before
             if end and first >= end:
@@ -162,8 +174,8 @@ def lines_of(url: str, state: FileState, begin: int, end: int) -> Iterator[tuple
                 yield first, line
 
 
-def _split(url: str, stream: IO[bytes], begin: int) -> Iterator[tuple[int, bytes]]:
-    """(first byte, line with its end) of a stream that starts at byte `begin`."""
+def _split(url: str, stream: IO[bytes], begin: int) -> Iterator[bytes]:
+    """The lines of a stream that starts at byte `begin`, with their line ends."""
     held: list[bytes] = []  # parts of a line that is longer than a block
     size = 0
     while block := stream.read(_BLOCK):
@@ -171,8 +183,8 @@ def _split(url: str, stream: IO[bytes], begin: int) -> Iterator[tuple[int, bytes
         last = lines.pop()
         for line in lines:
             found = b"".join([*held, line, b"\n"]) if held else line + b"\n"
-            yield begin, found
             begin += len(found)
+            yield found
             held, size = [], 0
         if last:
             held.append(last)
@@ -183,7 +195,7 @@ def _split(url: str, stream: IO[bytes], begin: int) -> Iterator[tuple[int, bytes
                 "document, or leave the file out of the source"
             )
     if held:
-        yield begin, b"".join(held)
+        yield b"".join(held)
 
 
 def _keys(url: str, state: FileState, fields: Fields) -> list[str] | None:
@@ -191,9 +203,9 @@ def _keys(url: str, state: FileState, fields: Fields) -> list[str] | None:
     refusal = None
     for begin, line in lines_of(url, state, 0, 0):
         try:
-            row = _LINE.decode(line)
+            row = msgspec.json.decode(line, type=dict[str, msgspec.Raw])
             if fields.text in row:
-                _FIELDS["text"](row[fields.text])
+                msgspec.json.decode(row[fields.text], type=str | None)
                 return list(row)
             found = redact(", ".join(row)) or "none"
             wrong = (

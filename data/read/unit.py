@@ -84,20 +84,21 @@ class Unit:
     skip_invalid: bool = False
     columns: tuple[str, ...] = ()
 
-    @property
-    def names(self) -> dict[str, str | None]:
-        """The file's name of each field and other column; None for one that it does not have."""
-        count = "token_count" if self.counted else None
-        fields = {"text": self.text, "id": self.id, "token_count": count, SCORE: self.score}
-        return fields | {name: name for name in self.columns}
-
     @classmethod
     def of(cls, url: str, state: FileState, fields: Fields, **more: Any) -> Unit:
         """A whole file, or what `more` says is different."""
-        same = ("text", "skip_nulls", "skip_invalid", "columns")
-        about: dict[str, Any] = {name: getattr(fields, name) for name in same}
-        about |= {"row_groups": (0,), "rows": UNKNOWN, "text_bytes": state.size}
-        return cls(file=url, size=state.size, version=state.version, **about | more)
+        about: dict[str, Any] = {
+            "row_groups": (0,),
+            "rows": UNKNOWN,
+            "text_bytes": state.size,
+            "size": state.size,
+            "version": state.version,
+            "text": fields.text,
+            "skip_nulls": fields.skip_nulls,
+            "skip_invalid": fields.skip_invalid,
+            "columns": fields.columns,
+        }
+        return cls(file=url, **about | more)
 
 
 class Rows(NamedTuple):

@@ -54,13 +54,14 @@ def joined(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     held: list[pa.RecordBatch] = []
     rows = size = 0
     for batch in batches:
-        rows, size = rows + batch.num_rows, size + batch.nbytes
-        if held and (rows > BATCH_ROWS or size > BATCH_BYTES):
-            yield pa.concat_batches(held)
-            held, rows, size = [], batch.num_rows, batch.nbytes
+        more, length = batch.num_rows, batch.nbytes
+        if held and (rows + more > BATCH_ROWS or size + length > BATCH_BYTES):
+            yield pa.concat_batches(held) if len(held) > 1 else held[0]
+            held, rows, size = [], 0, 0
         held.append(batch)
+        rows, size = rows + more, size + length
     if held:
-        yield pa.concat_batches(held)
+        yield pa.concat_batches(held) if len(held) > 1 else held[0]
 
 
 def converted(field: str, name: str, column: pa.Array) -> tuple[pa.Array, dict[int, str]]:
@@ -79,13 +80,13 @@ def converted(field: str, name: str, column: pa.Array) -> tuple[pa.Array, dict[i
     if not pa.types.is_uint64(column.type):
         return column.cast(pa.int64()), {}
     values = pc.fill_null(column, 0).to_numpy()
-    large = values > _MOST_INTEGER
     wrong = {
         int(row): f"expected {name!r} below 2^63, found {values[row]}; correct it"
-        for row in np.flatnonzero(large)
+        for row in np.flatnonzero(values > _MOST_INTEGER)
     }
-    kept = pc.call_function("if_else", [pa.array(large), pa.scalar(None, column.type), column])
-    return kept.cast(pa.int64()), wrong
+    null = column.is_null().to_numpy(zero_copy_only=False)
+    null[list(wrong)] = True
+    return pa.array(values.astype(np.int64), mask=null), wrong
 
 
 def impossible_counts(batch: pa.RecordBatch, most_tokens: int) -> dict[int, str]:
@@ -130,12 +131,15 @@ def _sizes(column: pa.Array) -> np.ndarray:
     if not is_text(kind) or not rows:
         return np.zeros(rows, np.int64)
     if pa.types.is_dictionary(kind):
-        sizes = np.append(_sizes(column.dictionary), 0)
-        return sizes[pc.fill_null(column.indices, 0).to_numpy()]
+        sizes = _sizes(column.dictionary)
+        indices = pc.fill_null(column.indices, 0).to_numpy()
+        return sizes[indices] if len(sizes) else np.zeros(rows, np.int64)
+    buffer, begin = column.buffers()[1], column.offset
     if kind == pa.string_view():  # 16 bytes a view, of which the first four are its length
-        views = np.frombuffer(column.buffers()[1], np.int32)
-        return views[4 * column.offset :: 4][:rows].astype(np.int64)
-    return np.diff(text_offsets(column))
+        return np.frombuffer(buffer, np.int32)[4 * begin :: 4][:rows].astype(np.int64)
+    dtype = np.dtype(np.int64 if kind == pa.large_string() else np.int32)
+    offsets = np.frombuffer(buffer, dtype, rows + 1, begin * dtype.itemsize)
+    return np.diff(offsets.astype(np.int64))
 
 
 def _strings(name: str, column: pa.Array) -> tuple[pa.Array, dict[int, str]]:

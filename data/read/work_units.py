@@ -11,14 +11,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from multiprocessing.pool import ThreadPool
-from typing import TypeVar
+from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 
 import numpy as np
 import pyarrow as pa
 
 from data.read import columnar, parquet_table, text
 from data.read.byte_ranges import FileState, file_state
+from data.read.columnar import names_of
 from data.read.formats import compression, kind_of
 from data.read.listing import find_files
 from data.read.parquet_file import RowGroup
@@ -28,11 +29,11 @@ from data.read.values import impossible_counts, made_ids, most_tokens_of
 from pipeline.errors import InputError
 
 NULL, INVALID = "null", "invalid"  # why a row is skipped
-_AT_ONCE = 16  # files whose footers are read at once
-_PARTS = 8 * _AT_ONCE  # parts of a list of files, each handled by one thread
+FOOTERS_AT_ONCE = 16
+_PARTS = 8 * FOOTERS_AT_ONCE  # parts of the list of files, each handled by one thread
 TARGET_BYTES = 64 << 20
 _MOST_PACKED = 1000  # approximate upper bound of the compression ratio
-_T = TypeVar("_T")
+
 
 # How to cut a file into units, and how to read one unit (of text, several).
 _CUT: dict[str, Callable[[str, FileState, Fields, int], list[Unit]]] = {
@@ -52,31 +53,7 @@ _READ: dict[str, Callable[[Sequence[Unit], Sequence[str]], Iterator[Rows]]] = {
 
 def list_files(source: str) -> list[tuple[str, int]]:
     """(URL, bytes) of every file of a source, sorted by name; opens no file."""
-    return [(url, state.size) for url, state in find_files(source)]
-
-
-def each_file(
-    source: str,
-    cut: Callable[[str, FileState], Sequence[_T]],
-    progress: Callable[[int, int], None] | None = None,
-) -> list[_T]:
-    """What `cut` finds in every file of a source, in the order of their names.
-
-    `progress` is called with (files done, files), after every file, or every few of many files.
-    """
-    files, found = find_files(source), list[_T]()
-    step = max(1, len(files) // _PARTS)
-    with ThreadPool(min(_AT_ONCE, len(files))) as pool:
-        for done, some in enumerate(pool.imap(lambda file: cut(*file), files, step), 1):
-            found += some
-            if progress is not None and (done % step == 0 or done == len(files)):
-                progress(done, len(files))
-    if not found:
-        raise InputError(
-            f"source {redact(source)!r}: {len(files)} files match, with 0 rows in all; "
-            "give a source that has some"
-        )
-    return found
+    return [(url, state.size) for url, state in _found(source)]
 
 
 def list_units(
@@ -88,9 +65,32 @@ def list_units(
 ) -> list[Unit]:
     """The units of a source, sorted by file name and by position in the file.
 
-    A unit ends with the row group or line that reaches `target_bytes` of text.
+    Args:
+        target_bytes: a unit ends with the row group or line that reaches this many bytes of text.
+        progress: called with (files done, files), after every file, or every few of many files.
     """
-    return each_file(source, lambda url, state: _cut(url, state, fields, target_bytes), progress)
+    files = _found(source)
+    units: list[Unit] = []
+    step = max(1, len(files) // _PARTS)
+    parts = [files[first : first + step] for first in range(0, len(files), step)]
+    with ThreadPoolExecutor(max_workers=min(FOOTERS_AT_ONCE, len(files))) as pool:
+        found = pool.map(
+            lambda part: [_cut(file, state, fields, target_bytes) for file, state in part], parts
+        )
+        try:
+            for done, cuts in enumerate(found, 1):
+                units += chain.from_iterable(cuts)
+                if progress is not None:
+                    progress(min(done * step, len(files)), len(files))
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+    if not units:
+        raise InputError(
+            f"source {redact(source)!r}: {len(files)} files match, with 0 rows in all; "
+            "give a source with documents"
+        )
+    return units
 
 
 def file_units(
@@ -111,6 +111,12 @@ def row_groups(url: str, fields: Fields = Fields()) -> list[RowGroup]:
     return columnar.row_groups(url, state, fields)[1]
 
 
+def fields_of(unit: Unit) -> Fields:
+    return Fields(
+        unit.text, unit.id, unit.score or "score", unit.skip_nulls, unit.skip_invalid, unit.columns
+    )
+
+
 def raw_rows(unit: Unit, columns: Sequence[str]) -> Iterator[Rows]:
     """All rows of a unit in source order, those that `read_unit` skips included."""
     return _READ[unit.kind]((unit,), columns)
@@ -121,12 +127,13 @@ def read_unit(
 ) -> Iterator[pa.RecordBatch]:
     """The unit's rows in source order, as record batches of at most 1,024 rows and about 16 MB.
 
-    Columns are any of `id` (string), `text` (string), `token_count` (int64), `SCORE` (float64, NaN
-    is kept) and the unit's other columns. If the file has no `token_count`, it is ceil(UTF-8 bytes
-    / 4) of the text; if it has no id, the id is computed from the text. `tally` counts all `rows`,
-    and those skipped as `NULL` or `INVALID`.
+    Args:
+        columns: any of `id` (string), `text` (string), `token_count` (int64), `SCORE` (float64,
+            NaN is kept) and the unit's other columns. If the file has no `token_count`, it is
+            ceil(UTF-8 bytes / 4) of the text; if it has no id, the id is computed from the text.
+        tally: counts all `rows`, and those skipped as `NULL` or `INVALID`.
     """
-    return read_units((unit,), columns, tally)
+    return _read((unit,), columns, tally)
 
 
 def read_units(
@@ -141,20 +148,26 @@ def read_units(
         return unit.kind == "text" and SCORE not in columns
 
     for together in grouped(units, joins, BATCH_ROWS, BATCH_BYTES):
-        unit, found = together[0], 0
-        if SCORE in columns and unit.score is None:
-            raise InputError(
-                f"{redact(unit.file)}: has no column of numbers to read as a score; pass "
-                "score=<name of the column>, or do not select by score"
-            )
-        for rows in _READ[unit.kind](together, columns):
-            found += rows.batch.num_rows
-            yield _documents(unit, rows, columns, tally)
-        if unit.kind in ("parquet", "documents") and unit.rows not in (UNKNOWN, found):
-            raise InputError(
-                f"{redact(unit.file)}: row groups {unit.row_groups[0]} to {unit.row_groups[-1]}: "
-                f"expected {unit.rows:,} rows, found {found:,}; the file is corrupt: fetch it again"
-            )
+        yield from _read(together, columns, tally)
+
+
+def _read(
+    units: Sequence[Unit], columns: Sequence[str], tally: Counter[str] | None
+) -> Iterator[pa.RecordBatch]:
+    unit, found = units[0], 0
+    if SCORE in columns and unit.score is None:
+        raise InputError(
+            f"{redact(unit.file)}: has no column of numbers to read as a score; pass "
+            "score=<name of the column>, or do not select by score"
+        )
+    for rows in _READ[unit.kind](units, columns):
+        found += rows.batch.num_rows
+        yield _documents(unit, rows, columns, tally)
+    if unit.kind in ("parquet", "documents") and unit.rows not in (UNKNOWN, found):
+        raise InputError(
+            f"{redact(unit.file)}: row groups {unit.row_groups[0]} to {unit.row_groups[-1]}: "
+            f"expected {unit.rows:,} rows, found {found:,}; the file is corrupt: fetch it again"
+        )
 
 
 def _documents(
@@ -178,7 +191,7 @@ def _documents(
     if null.any() and not unit.skip_nulls:
         row = int(np.argmax(null))
         names = [n for n in batch.schema.names if not batch.column(n)[row].is_valid]
-        found = " and ".join(repr(unit.names[name]) for name in names)
+        found = " and ".join(repr(names_of(unit)[name]) for name in names)
         raise InputError(
             f"{rows.place(row)}: expected a value in {found}, found null; drop such rows from the "
             "source, or leave them out with skip_nulls=True"
@@ -191,6 +204,14 @@ def _documents(
     if "id" in columns and "id" not in batch.schema.names:
         batch = batch.append_column("id", made_ids(batch.column("text")))
     return batch.select(list(columns))
+
+
+def _found(source: str) -> list[tuple[str, FileState]]:
+    files = find_files(source)
+    unknown = [url for url, state in files if state is None]
+    with ThreadPoolExecutor(max_workers=FOOTERS_AT_ONCE) as pool:
+        asked = dict(zip(unknown, pool.map(file_state, unknown), strict=True))
+    return [(url, asked[url] if state is None else state) for url, state in files]
 
 
 def _cut(file: str, state: FileState, fields: Fields, target_bytes: int) -> list[Unit]:

@@ -14,12 +14,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import takewhile
 
-import numpy as np
-
-from data.read.unit import UNKNOWN, Fields, Unit
-from data.read.work_units import INVALID, NULL, file_units, row_groups
+from data.read.unit import Fields, Unit
+from data.read.work_units import INVALID, NULL, fields_of, file_units, row_groups
 from data.select.document_hash import document_hash
 from data.select.hash_histogram import above_score
 
@@ -63,10 +60,11 @@ class RowGroupOrder:
     def __init__(
         self, files: Sequence[str], seed: int, *, backwards: bool, fields: Fields = Fields()
     ) -> None:
-        self._names = names = _relative_names(files)
+        names = _relative_names(files)
         self._files = sorted(files, key=lambda file: (_hash(seed, names[file]), names[file]))
         if backwards:
             self._files.reverse()
+        self._names = names
         self._backwards = backwards
         self._fields = fields
         self._counts: dict[str, int] = {}
@@ -81,8 +79,16 @@ class RowGroupOrder:
                 f for f in self._files if self._counts.get(f, 0) > self._round * BLOCK_ROW_GROUPS
             ]
         given, self._queue = self._queue[:limit], self._queue[limit:]
-        same = {"round": self._round, "backwards": self._backwards, "fields": self._fields}
-        return [RowGroupBlock(file=file, name=self._names[file], **same) for file in given]
+        return [
+            RowGroupBlock(
+                file=f,
+                name=self._names[f],
+                round=self._round,
+                backwards=self._backwards,
+                fields=self._fields,
+            )
+            for f in given
+        ]
 
     def set_row_group_count(self, block: RowGroupBlock, count: int) -> None:
         """Record that `block.file` has `count` row groups; call it for every block of the walk."""
@@ -111,20 +117,18 @@ def survey_block(
     sizes = [g.compressed_bytes for g in row_groups(block.file, block.fields)]
     groups = []
     for unit in units:
-        tally = Counter[str]()
-        found = above_score((unit,), ("token_count",), min_score, tally)
-        counts = np.concatenate(
-            [np.empty(0, np.int64), *(batch[0].to_numpy() for _, batch in found)]
+        documents, tokens, tally = 0, 0, Counter[str]()
+        for _, batch in above_score((unit,), ("token_count",), min_score, tally):
+            documents += batch.num_rows
+            tokens += int(batch.column("token_count").to_numpy().sum())
+        group = Group(
+            unit=unit,
+            documents=documents,
+            skipped={reason: tally[reason] for reason in (NULL, INVALID) if tally[reason]},
+            tokens=tokens,
+            compressed_bytes=sum(sizes[index] for index in unit.row_groups),
         )
-        groups.append(
-            Group(
-                unit=unit,
-                documents=len(counts),
-                skipped={reason: tally[reason] for reason in (NULL, INVALID) if tally[reason]},
-                tokens=int(counts.sum()),
-                compressed_bytes=sum(sizes[index] for index in unit.row_groups),
-            )
-        )
+        groups.append(group)
     return groups, count
 
 
@@ -132,7 +136,8 @@ def only_group(unit: Unit, index: int) -> Unit:
     """One row group of a unit's file as a unit."""
     if unit.kind != "parquet":
         return unit
-    return replace(unit, row_groups=(index,), rows=UNKNOWN)
+    group = row_groups(unit.file, fields_of(unit))[index]
+    return replace(unit, row_groups=(index,), rows=group.rows, text_bytes=group.text_bytes)
 
 
 def join_units(units: Iterable[Unit], target_bytes: int = 64 << 20) -> list[Unit]:
@@ -152,8 +157,10 @@ def join_units(units: Iterable[Unit], target_bytes: int = 64 << 20) -> list[Unit
 
 
 def _relative_names(files: Sequence[str]) -> dict[str, str]:
-    levels = zip(*(file.split("/")[:-1] for file in files), strict=False)
-    common = len(list(takewhile(lambda names: len(set(names)) == 1, levels)))
+    directories = [file.split("/")[:-1] for file in files]
+    common = 0
+    while len({tuple(d[: common + 1]) for d in directories}) == 1 and common < len(directories[0]):
+        common += 1
     return {file: "/".join(file.split("/")[common:]) for file in files}
 
 

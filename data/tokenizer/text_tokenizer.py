@@ -43,7 +43,6 @@ from pipeline.store import storage
 _PIECE, _LAST = 1 << 16, 1 << 10  # characters of a piece; of its end, in which a cut is sought
 _BETWEEN = re.compile("(?<=[A-Za-z])(?= [A-Za-z])")
 _WORD = 1 << 10  # longest word to train on, in characters
-_LONG_WORD = re.compile(rf"[^ ]{{{_WORD}}}|\s{{{_WORD}}}")  # in every text that has a longer one
 MOST_BYTES = (1 << 31) - 1  # of text to train on: the library counts pairs in 32 bits
 _CACHED = 4  # tokenizers kept in memory by a process
 _CONTEXT = 8  # ids before a continuation: more than the bytes of a character
@@ -116,7 +115,7 @@ def _in_pieces(pre_tokenizer: PreTokenizer, texts: list[str]) -> list[str]:
 def _short_words(pre_tokenizer: PreTokenizer, text: str) -> Iterator[str]:
     """The text, cut inside words longer than `_WORD`, not counting a space before a word."""
     begin = 0
-    words = pre_tokenizer.pre_tokenize_str(text) if _LONG_WORD.search(text) else ()
+    words = pre_tokenizer.pre_tokenize_str(text) if _may_have_long_word(text) else ()
     for _, (first, end) in words:
         first += text[first] == " " and not text[first : first + 2].isspace()
         while end - max(begin, first) > _WORD:
@@ -124,6 +123,18 @@ def _short_words(pre_tokenizer: PreTokenizer, text: str) -> Iterator[str]:
             yield text[begin:cut]
             begin = cut
     yield text[begin:]
+
+
+def _may_have_long_word(text: str) -> bool:
+    """Whether over `_WORD` characters contain no space or white space only: a fast pre-check."""
+    half, begin = _WORD // 2, 0
+    while len(text) - begin > _WORD:
+        space = text.rfind(" ", begin, begin + _WORD + 1)
+        if space < 0:
+            return True
+        begin = space + 1
+    # A run of `_WORD` contains one of half its length that begins at a multiple of that.
+    return any(text[at : at + half].isspace() for at in range(0, len(text) - half + 1, half))
 
 
 def _pieces(text: str) -> Iterator[str]:

@@ -89,7 +89,11 @@ def in_groups(
         yield group
 
 
-def forget(run: StepContext, *prefixes: str) -> None:
-    """Leave shards that only this step's own work needed out of the output."""
-    names = [name for name in run.declared if name.startswith(prefixes)]
+def forget(run: StepContext, *given: str) -> None:
+    """Leave shards that only this step's own work needed out of the output.
+
+    Those of these names, and all below a name that ends in a slash.
+    """
+    folders = tuple(name for name in given if name.endswith("/"))
+    names = [name for name in run.declared if name in given or name.startswith(folders)]
     concurrently(run.drop, names, run.root)

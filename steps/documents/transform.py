@@ -20,7 +20,7 @@ def _check(arguments: Mapping[str, Any]) -> None:
     import pyarrow as pa
 
     step, name = ("map_documents", "by") if "by" in arguments else ("filter_documents", "keep")
-    calls = _calls(arguments[name])
+    calls = _calls(arguments[name]) if name == "keep" else (arguments[name],)
     wrong = [call for call in calls if not callable(call) or isinstance(call, type)]
     if wrong or not calls:
         raise InputError(

@@ -112,6 +112,8 @@ def divided_rows(
     from data.read.integer_rows import divide, list_spans
 
     spans = list_spans(source, layout)
+    if not spans:
+        raise InputError(f"{source}: expected rows, found Parquet files without any")
     shuffle = FeistelPermutation(len(spans), derive_key("integer_rows", seed))
     return divide(spans, shuffle(np.arange(len(spans))).tolist(), splits)
 

@@ -69,6 +69,7 @@ class Case:
         source: of the documents.
         refused: words of the line; empty where it must come through.
         documents: that are kept.
+        dropped: by reason.
         options: of `sample`.
         vocab_size: of the tokenizer.
         skipped: names that a plan says are not read.
@@ -77,6 +78,7 @@ class Case:
     source: str
     refused: tuple[str, ...] = ()
     documents: int = 0
+    dropped: dict[str, int] = field(default_factory=dict)
     options: dict[str, Any] = field(default_factory=dict)
     vocab_size: int = VOCAB
     skipped: tuple[str, ...] = ()
@@ -172,6 +174,31 @@ def folder_under_the_glob(folder: Path, size: Size, draw: random.Random) -> Case
     return Case(source=f"{folder}/*.txt", documents=30, skipped=("more.txt",))
 
 
+def null_rows(folder: Path, size: Size, draw: random.Random) -> Case:
+    """Rows without a text or an id: refused, or left out and counted where that is asked for."""
+    rows = ordinary(draw)
+    for row in rows[5:12]:
+        row[draw.choice(("text", "id"))] = None
+    source = write(folder / _name(draw), rows)
+    if draw.random() < 0.5:
+        return Case(source=source, refused=("found null", "skip_nulls=True"))
+    return Case(source=source, options={"skip_nulls": True}, documents=33, dropped={"null": 7})
+
+
+def dictionary_strings(folder: Path, size: Size, draw: random.Random) -> Case:
+    """Texts as pandas writes categories, and as Polars writes strings."""
+    rows = ordinary(draw)
+    kind = draw.choice((pa.dictionary(pa.int32(), pa.string()), pa.string_view()))
+    table = pa.Table.from_pylist([*rows, *({**row, "id": f"{row['id']}b"} for row in rows)])
+    table = table.set_column(1, "text", table["text"].combine_chunks().cast(kind))
+    if draw.random() < 0.5:
+        pq.write_table(table, folder / "x.parquet")
+    else:
+        with pa.ipc.new_stream(str(folder / "x.arrow"), table.schema) as out:
+            out.write_table(table)
+    return Case(source=str(folder), documents=80)
+
+
 _KINDS: dict[str, Kind] = {
     "a count of 2^62": _counted(lambda row: HUGE, "token_count"),
     "a negative count": _counted(lambda row: -HUGE, "token_count"),
@@ -185,6 +212,8 @@ _KINDS: dict[str, Kind] = {
     "equal characters": _long(lambda draw, count: "a" * count),
     "tiny files": tiny_files,
     "a folder under the glob": folder_under_the_glob,
+    "null rows": null_rows,
+    "dictionary strings": dictionary_strings,
 }
 KINDS = tuple(_KINDS)
 
@@ -232,7 +261,7 @@ def _bring_up(case: Case, store: str) -> str | None:
     sampled, cache = (_published(store, node) for node in (counted, tokens))
     found = steps.Documents(*sampled)
     assert found.result["documents_kept"] == case.documents, found.result
-    assert not any(found.result["dropped"].values()), found.result
+    assert {k: v for k, v in found.result["dropped"].items() if v} == case.dropped, found.result
     result = steps.TokenCache(*cache).result["splits"]["train"]
     written = sum(
         len(text.as_py().encode())

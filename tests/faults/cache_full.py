@@ -1,10 +1,10 @@
-"""Fault 20, token cache: the disk refuses some byte of a shard.
+"""Fault 20, token cache: the disk is full at some byte of a shard.
 
-A shard is written, through the ledger, by a process that may write no file beyond some size, so
-that another file's write fails each time. The writer raises `StorageError`, the ledger counts
-nothing, and the same task with space again gives the files that an undisturbed writer makes.
-
-Also what suites of full disks share: a small file system, and the limit of a file's size.
+A shard is written, through the ledger, to a file system of a few MiB of which all but some bytes
+are taken, so that another write fails each time: the data file's, or one of the small ones'. On a
+machine where no file system can be mounted, this process may write no file beyond some size.
+Either way the writer raises `StorageError`, the ledger counts nothing, and the same
+task with space again gives the files that an undisturbed writer makes.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ import os
 import resource
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from pipeline.store.ledger import Ledger
 from tests.faults.registry import Fault, pick, trials
 
 _SIZE = 4 << 20
+_PAGE = 4096
 _TOKENS = 300_000
 _CASES = 20
 _NAME = "train/0"
@@ -115,21 +117,44 @@ def _retried(task: ShardTask, expected: dict[str, bytes]) -> None:
 
 
 def disk_full(seed: int, count: int, workspace: Path) -> dict[str, Any]:
-    """One trial per size of a file."""
+    """One trial per amount of space left; see the module."""
     write(str(workspace / "sound"), None)
     expected = contents(workspace / "sound")
-    longest = max(map(len, expected.values()))
-    sizes = [longest * step // _CASES for step in range(_CASES - 1)] + [longest - 1]
+    figures: Counter[str] = Counter()
 
-    def trial(number: int) -> None:
-        store = workspace / str(number)
-        task = ShardTask(Ledger(str(store)), "attempt", _NAME, write, None)
-        with _no_file_beyond(sizes[pick(number, _CASES)]):
-            _refused(task, "File too large")
-        _retried(task, expected)
-        shutil.rmtree(store)
+    with small_disk(workspace / "disk") as mounted:
+        # From nothing to a little less than the files take; the last pages are of small files.
+        pages = sum(-(-len(content) // _PAGE) for content in expected.values()) + 1
+        steps = [0, 1, 2, *range(pages - 12, pages - 1), *range(9, pages - 12, pages // 6)]
 
-    return {"trials": trials(seed, count, trial)}
+        def on_a_small_disk(number: int) -> None:
+            store = workspace / "disk/store"
+            shutil.rmtree(store, ignore_errors=True)
+            task = ShardTask(Ledger(str(store)), "attempt", _NAME, write, None)
+            store.mkdir()
+            taken = _leave(steps[pick(number, _CASES)] * _PAGE, workspace / "disk")
+            try:
+                _refused(task, "No space left")
+            finally:
+                taken.unlink()
+            _retried(task, expected)
+            figures["on a full file system"] += 1
+
+        longest = max(map(len, expected.values()))
+        sizes = [longest * step // _CASES for step in range(_CASES - 1)] + [longest - 1]
+
+        def with_short_files(number: int) -> None:
+            store = workspace / str(number)
+            task = ShardTask(Ledger(str(store)), "attempt", _NAME, write, None)
+            with _no_file_beyond(sizes[pick(number, _CASES)]):
+                _refused(task, "File too large")
+            _retried(task, expected)
+            shutil.rmtree(store)
+            figures["by the size of a file, for no file system could be mounted"] += 1
+
+        trial: Callable[[int], None] = on_a_small_disk if mounted else with_short_files
+        assert len(steps) >= _CASES
+        return {"trials": trials(seed, count, trial), **figures}
 
 
 FAULTS = {20: [Fault("disk full while a token shard is written", 5, 20, disk_full)]}

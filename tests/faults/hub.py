@@ -11,7 +11,6 @@ import logging
 import os
 import random
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -108,57 +107,52 @@ def check_reading(source: str, target_bytes: int) -> None:
 def failing_hub(seed: int, count: int, workspace: Path) -> dict[str, Any]:
     """Of all requests to the hub 20 % or 50 % fail: equal. All fail: an error in time."""
     del workspace
+    figures: dict[str, Any] = {"runs": 0, "requests": 0, "faults": 0}
     files = {f"data/{index}.parquet": content(index) for index in range(FILES)}
 
-    def trial(number: int, probability: float) -> tuple[int, int]:
-        with FakeHub(files, redirect=bool(number % 2)) as hub, quick_retries():
-            hub.faults = Faults(probability, seed=number)
-            check_reading(f"{hub.source}/data/*.parquet", 1 << (10 + number % 8))
-            return len(hub.log), hub.injected()
+    def trial(number: int) -> None:
+        for probability in (0.2, 0.5):
+            with FakeHub(files, redirect=bool(number % 2)) as hub, quick_retries():
+                hub.faults = Faults(probability, seed=number)
+                check_reading(f"{hub.source}/data/*.parquet", 1 << (10 + number % 8))
+                figures["runs"] += 1
+                figures["requests"] += len(hub.log)
+                figures["faults"] += hub.injected()
 
-    figures = _tried(seed, count, trial)
+    trials(seed, count, trial)
     with FakeHub(files) as hub:
         figures["down_s"] = _down(
             f"{hub.source}/data/*.parquet", lambda: setattr(hub, "faults", Faults(1.0, FAILING))
         )
+    assert figures["faults"] > 0
     return figures
 
 
 def failing_google(seed: int, count: int, workspace: Path) -> dict[str, Any]:
     """The same of gs://, whose client has its own retries."""
     del workspace
+    figures: dict[str, Any] = {"runs": 0, "requests": 0, "faults": 0}
     source = "gs://bucket/data/*.parquet"
 
-    def trial(number: int, probability: float) -> tuple[int, int]:
-        with FakeGCS() as server, quick_retries():
-            _fill()
-            before = len(server.log)
-            server.faults = GoogleFaults(probability, seed=number)
-            check_reading(source, 1 << (10 + number % 8))
-            failed = sum(status in (0, 429, 500, 503) for *_, status in server.log)
-            return len(server.log) - before, failed
+    def trial(number: int) -> None:
+        for probability in (0.2, 0.5):
+            with FakeGCS() as server, quick_retries():
+                _fill()
+                before = len(server.log)
+                server.faults = GoogleFaults(probability, seed=number)
+                check_reading(source, 1 << (10 + number % 8))
+                figures["runs"] += 1
+                figures["requests"] += len(server.log) - before
+                figures["faults"] += sum(s in (0, 429, 500, 503) for *_, s in server.log)
 
-    figures = _tried(seed, count, trial)
+    trials(seed, count, trial)
     with FakeGCS() as server:
         _fill()
         figures["down_s"] = _down(
             source, lambda: setattr(server, "faults", GoogleFaults(1.0, ("503", "reset", "short")))
         )
-    return figures
-
-
-def _tried(seed: int, count: int, trial: Callable[[int, float], tuple[int, int]]) -> dict[str, Any]:
-    """Each trial at two rates of failing requests; it returns its requests and its faults."""
-    figures = Counter[str]()
-
-    def both(number: int) -> None:
-        for probability in (0.2, 0.5):
-            requests, faults = trial(number, probability)
-            figures.update(runs=1, requests=requests, faults=faults)
-
-    trials(seed, count, both)
     assert figures["faults"] > 0
-    return dict(figures)
+    return figures
 
 
 def _fill() -> None:

@@ -9,9 +9,10 @@ import shutil
 import numpy as np
 import pytest
 
-from data.cache import chunks
+from data.cache import chunks, token_shard
+from pipeline.errors import StorageError
 from tests.faults import cache_damage, cache_full
-from tests.faults.registry import Violation
+from tests.faults.registry import Violation, pick
 
 
 def test_a_reader_that_checks_nothing_is_caught(tmp_path, monkeypatch):
@@ -51,6 +52,34 @@ def test_damage_is_done(tmp_path, kind):
 
 def test_a_writer_that_calls_a_full_disk_a_success_is_caught(tmp_path, monkeypatch):
     """A shard that counts without its bytes does not pass fault 20."""
+    real = token_shard._write
+
+    def careless(*shard):
+        try:
+            return real(*shard)
+        except StorageError:
+            return "0" * 64, 0
+
+    with cache_full.small_disk(tmp_path / "probe") as mounted:
+        if not mounted:
+            pytest.skip("this process may mount no file system")
+    monkeypatch.setattr(token_shard, "_write", careless)
+    # Space for the small files and the ledger's record, and not for the tokens.
+    seed = next(number for number in range(20) if pick(number, 20) == 15)
+    with pytest.raises(Violation, match="written to a full disk"):
+        cache_full.disk_full(seed, 1, tmp_path)
+
+
+def test_a_full_disk_where_none_can_be_mounted(tmp_path, monkeypatch):
+    """Then files that may not grow stand in for it, and a careless writer is caught too."""
+
+    @contextlib.contextmanager
+    def no_disk(at):
+        yield False
+
+    monkeypatch.setattr(cache_full, "small_disk", no_disk)
+    figures = cache_full.disk_full(0, 20, tmp_path)
+    assert figures["by the size of a file, for no file system could be mounted"] == 20
     monkeypatch.setattr(cache_full, "_no_file_beyond", lambda _: contextlib.nullcontext())
     with pytest.raises(Violation, match="written to a full disk"):
-        cache_full.disk_full(0, 1, tmp_path)
+        cache_full.disk_full(0, 1, tmp_path / "again")

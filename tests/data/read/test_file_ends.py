@@ -12,8 +12,7 @@ import pytest
 from data.read.unit import Fields
 from data.read.work_units import list_units, read_units
 from pipeline.errors import InputError
-from tests.data.read.test_formats import zstandard
-from tests.faults.hub import read_all
+from tests.data.read.test_formats import read_all, zstandard
 
 
 def stream(rows, new=pa.ipc.new_stream, **columns):

@@ -6,6 +6,7 @@ import gzip
 import hashlib
 import json
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -13,12 +14,16 @@ import pyarrow.parquet as pq
 import pytest
 
 from data.read import parquet_table, work_units
-from data.read.unit import Fields, small_together
+from data.read.unit import SCORE, Fields, small_together
 from data.read.work_units import list_units, read_unit, read_units
 from data.select.hash_ranges import Ranges
 from data.select.write_sample import NULL, sample_units
 from pipeline.errors import InputError
-from tests.faults.hub import read_all
+from pipeline.store import storage
+from tests.faults.fake_gcs import FakeGCS, Faults
+from tests.faults.hub import quick_retries
+
+COLUMNS = ("id", "text", "token_count", "score")
 
 
 def rows(count=300):
@@ -71,6 +76,12 @@ def write(path, documents):
     return str(path)
 
 
+def read_all(units, columns=COLUMNS):
+    own = [SCORE if name == "score" else name for name in columns]
+    batches = [b for unit in units for b in read_unit(unit, own)]
+    return pa.Table.from_batches(batches).rename_columns(list(columns))
+
+
 NAMES = ("x.jsonl", "x.jsonl.gz", "x.ndjson.zst", "x.json", "x.arrow", "footer.arrow")
 
 
@@ -85,6 +96,26 @@ def test_documents_are_those_of_parquet(tmp_path, name, target):
     assert (len(units) > 10) == (target == 5000 and name in ("x.jsonl", "x.json"))
     for part in (("id",), ("token_count", "id"), ("text",)):
         assert read_all(units, part).equals(expected.select(part))
+
+
+@pytest.mark.slow
+def test_every_kind_is_read_from_a_bucket_that_fails(tmp_path):
+    """A fifth of the requests fail; a folder of text files is one too."""
+    documents = rows(60)
+    expected = read_all(list_units(write(tmp_path / "x.parquet", documents)))
+    texts = [row["text"] for row in documents[:9]]
+    with FakeGCS() as server, quick_retries():
+        server.faults = Faults(0.2, seed=1)
+        for name in NAMES:
+            there = f"gs://bucket/{name}"
+            content = Path(write(tmp_path / name, documents)).read_bytes()
+            storage.write_atomic(there, content)
+            assert read_all(list_units(there, target_bytes=5000)).equals(expected)
+        for number, text in enumerate(texts):
+            storage.write_atomic(f"gs://bucket/texts/{number}.txt", text.encode())
+        folder = list_units("gs://bucket/texts")
+        found = pa.Table.from_batches(read_units(folder, ("text",)))
+    assert found["text"].to_pylist() == texts
 
 
 @pytest.mark.parametrize("name", ["x.parquet", *NAMES])
@@ -159,6 +190,7 @@ BAD_LINES = {
     "two": (b'{"text": "a"}{"text": "b"}', "malformed"),
     "surrogate": (rb'{"text": "\ud800"}', "lone surrogate"),
     "cut after one": (rb'{"text": "\ud800', "truncated"),
+    "a number beside one": (rb'{"text": 5, "id": "\ud800"}', "got `int`"),
     "latin-1": (b'{"text": "caf\xe9"}', "utf-8"),
     "huge count": (b'{"text": "a", "token_count": 99999999999999999999}', "out of range|<="),
     "deep": (b'{"text": "a", "x": ' + b"[" * 50_000 + b"]" * 50_000 + b"}", "recursion|depth|nest"),
@@ -181,6 +213,8 @@ def test_a_bad_line_is_named_by_its_byte(tmp_path, kind):
 @pytest.mark.parametrize(
     ("name", "content", "words"),
     [
+        ("x.csv", b"a,b", r"found a \.csv file; convert it"),
+        ("x.parquet.gz", b"", "unpack the file"),
         ("x.txt", b"caf\xe9", r"not UTF-8 \(byte 3\)"),
         ("x", b"\x00\xff\xfe", r"not UTF-8 \(byte 1\)"),
         ("x.jsonl.gz", gzip.compress(lines(rows(50)))[:-9], "whole compressed file"),

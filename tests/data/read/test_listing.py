@@ -19,6 +19,8 @@ from data.read.listing import absolute, list_documents, list_folder, list_source
 from data.read.work_units import list_units, read_units
 from data.source import python_documentation
 from pipeline.errors import InputError, StoreUnavailable
+from pipeline.store import storage
+from tests.faults.fake_gcs import FakeGCS
 from tests.faults.fake_hub import COMMIT, FakeHub
 from tests.faults.hub import quick_retries
 
@@ -237,6 +239,20 @@ def test_a_branch_is_resolved_to_a_commit_and_its_files(revision):
         (name, len(data), f"sha256 {hashlib.sha256(data).hexdigest()}")
         for name, data in (("x.parquet", b"one"), ("y.parquet", b"three"))
     ]
+
+
+def test_objects_of_a_bucket_are_listed_by_content():
+    """Written again with the same bytes they are the same, though their generation is not."""
+    store = "gs://bucket"
+    with FakeGCS(), quick_retries():
+        storage.write_atomic(f"{store}/docs/x.parquet", b"one")
+        storage.write_atomic(f"{store}/copy/x.parquet", b"one")
+        first = listed(f"{store}/docs/*.parquet")
+        assert listed(f"{store}/copy/*.parquet").digest == first.digest
+        storage.write_atomic(f"{store}/docs/x.parquet", b"one")
+        assert listed(f"{store}/docs/*.parquet").digest == first.digest
+        storage.write_atomic(f"{store}/docs/x.parquet", b"eno")
+        assert listed(f"{store}/docs/*.parquet").digest != first.digest
 
 
 def test_files_of_a_web_server_are_listed_by_etag():

@@ -73,13 +73,19 @@ def test_one_row_group_fetches_itself(hub):
 
 
 def test_a_worker_lists_nothing(hub):
-    """Where the footer is not known it is fetched, at the commit, and nothing else is asked."""
+    """Where the footer is not known it is fetched, and nothing else is asked of the hub."""
     units = list_units(pattern(hub))
-    assert all(COMMIT in request.path for request in hub.log)
     parquet_file._footer.cache_clear()
     hub.log.clear()
     read_all(units[:1])
-    assert {request.path.partition(COMMIT)[2] for request in hub.log} == {"/sample/10BT/0.parquet"}
+    assert {request.path.rpartition("/")[2] for request in hub.log} == {"0.parquet"}
+
+
+def test_a_commit_is_read_and_no_branch(hub):
+    """The revision of the address is in every request."""
+    read_all(list_units(pattern(hub)))
+    assert hub.log
+    assert all(COMMIT in request.path for request in hub.log)
 
 
 def test_a_file_that_was_pushed_again_is_refused(hub):

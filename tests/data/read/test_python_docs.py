@@ -1,11 +1,13 @@
 """The text inside Python becomes documents."""
 
 import pyarrow as pa
+import pytest
 
 from data.read import python_docs
 from data.read.byte_ranges import file_state
 from data.read.work_units import list_units, read_units
 from data.source import python_documentation
+from pipeline.errors import InputError
 
 
 def test_documents_have_ids_texts_and_honest_counts():
@@ -59,6 +61,14 @@ def test_clean_topic_removes_markup_and_keeps_prose():
         "\n.. _label:\n.. index:: single: x\n\nTitle\n*****\n\n\n\nProse -- with dashes --- kept.\n"
     )
     assert python_docs.clean_topic(raw) == "Title\n\nProse -- with dashes --- kept."
+
+
+def test_another_python_version_is_refused():
+    """The message says both versions."""
+    running = python_documentation().removeprefix("python-docs://")
+    with pytest.raises(InputError, match=r"3\.1\.4") as error:
+        list_units("python-docs://3.1.4")
+    assert running in str(error.value)
 
 
 def test_the_file_in_the_cache_is_read_like_any_other(tmp_path, monkeypatch):

@@ -12,9 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from data.read import work_units
-from data.read.unit import Fields
+from data.read.unit import SCORE, Fields
 from pipeline.errors import InputError
-from tests.faults.hub import read_all
 
 WORDS = ("water", "stone", "the", "of", "a", "ångström", "北京", "wind")
 
@@ -38,6 +37,12 @@ def folder(tmp_path):
     for index in (2, 0, 1):
         pq.write_table(rows(500, 500 * index), tmp_path / f"{index}.parquet", row_group_size=100)
     return tmp_path
+
+
+def read_all(units, columns):
+    own = [SCORE if name == "score" else name for name in columns]
+    batches = [b for unit in units for b in work_units.read_unit(unit, own)]
+    return pa.Table.from_batches(batches).rename_columns(list(columns))
 
 
 @pytest.mark.parametrize("target", [1, 20_000, 1 << 30])
@@ -206,3 +211,12 @@ def test_a_flipped_bit_in_a_name_is_refused(tmp_path):
         (tmp_path / "x.parquet").write_bytes(data[:at] + b"u" + data[at + 1 :])
         with pytest.raises(InputError, match="'uoken_count'"):
             work_units.list_units(str(tmp_path / "x.parquet"))
+
+
+def test_a_glob_that_matches_nothing_and_files_without_rows(tmp_path):
+    """No file and no row are both refused, with the glob."""
+    with pytest.raises(InputError, match=r"nothing-\*\.parquet"):
+        work_units.list_units(f"{tmp_path}/nothing-*.parquet")
+    pq.write_table(rows(1).slice(0, 0), tmp_path / "x.parquet")
+    with pytest.raises(InputError, match="0 rows"):
+        work_units.list_units(f"{tmp_path}/*.parquet")

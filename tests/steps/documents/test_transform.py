@@ -6,6 +6,7 @@ import functools
 import json
 from collections import Counter
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -18,7 +19,7 @@ from pipeline.graph.declaration import load_experiment
 from pipeline.graph.order import topological
 from steps import sample, tokenize
 from steps.artifacts import Documents, TokenCache
-from steps.documents.items import document_items
+from steps.documents.items import document_items, forget
 from steps.documents.result import documents_result
 from steps.documents.transform import filter_documents, map_documents
 from steps.tokens.tokenizer import byte_tokenizer, train_tokenizer
@@ -272,6 +273,8 @@ def test_arguments_and_version_are_in_the_key_and_a_lambda_has_none(source):
         filter_documents(source, keep=lambda document: True)
     with pytest.raises(InputError, match="skip_failed=True does not go with batched=True"):
         filter_documents(source, keep=even, batched=True, skip_failed=True)
+    with pytest.raises(InputError, match=r"map_documents\(by=...\): expected a function, found \("):
+        map_documents(source, by=(even, even))
     with pytest.raises(InputError, match="expected a function, found 'no_spam'"):
         filter_documents(source, keep="no_spam")
 
@@ -377,3 +380,12 @@ def test_a_function_of_another_file_is_not_taken_for_it(tmp_path, source):
     first.run(prefix=tmp_path / "store", executor="inline")
     with pytest.raises(InputError, match=r"that of another step named 'filter_documents'"):
         second.run(prefix=tmp_path / "store", executor="inline")
+
+
+def test_names_are_forgotten_whole_and_folders_with_all_below():
+    """A split may have a name that begins like a shard of the step's own work."""
+    declared = ["comparison", "comparison/000000", "comparison-x/000000", "sign/0", "train/000000"]
+    dropped = []
+    run = SimpleNamespace(declared=declared, drop=dropped.append, root="/store")
+    forget(run, "comparison", "sign/")
+    assert dropped == ["comparison", "sign/0"]

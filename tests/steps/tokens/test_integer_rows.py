@@ -14,7 +14,7 @@ from tests.pipeline.helpers import bring_up
 @pytest.mark.parametrize(
     ("rows", "words"),
     [
-        ([], "1 files match, with 0 rows in all"),
+        ([], "expected rows, found Parquet files without any"),
         ([[1], [2, 3], [4, 5]], "no id of the 1 rows of split 'validation' is predicted"),
     ],
 )
