@@ -277,10 +277,7 @@ def _compiler_inputs() -> str:
 
 
 def _compile(request: str, slice_name: str, show: Callable[[str], None]) -> dict[str, Any]:
-    show(
-        f"compiling for {slice_name} (--no-compile skips it); the first one may take 10 minutes, "
-        "later ones of an equal step no time"
-    )
+    show(f"compiling for {slice_name} (--no-compile skips it); {_usual_time()}")
     started = time.monotonic()
     path = os.pathsep.join(filter(None, (str(_ROOT), os.environ.get("PYTHONPATH"))))
     process = subprocess.Popen(
@@ -322,6 +319,17 @@ def _reason(stderr: str, status: int) -> str:
     if status < 0:
         return f"signal {-status} ended its process, as where memory is short"
     return lines[0 if traced else -1] if lines else "no message"
+
+
+def _usual_time() -> str:
+    """How long the compilations took whose verdicts are cached here, as text."""
+    seconds = []
+    for path in Path(cache_directory(), "compiled").glob("*.json"):
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            seconds.append(json.loads(path.read_bytes())["compile_seconds"])
+    if not seconds:
+        return "the first one may take 10 minutes, later ones of an equal step no time"
+    return f"here {len(seconds)} such took {min(seconds):.0f} to {max(seconds):.0f} s"
 
 
 def _end_with(parent: int) -> None:

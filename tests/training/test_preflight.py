@@ -197,6 +197,8 @@ def test_the_compiler_refuses_and_its_answer_is_kept(tmp_path, monkeypatch):
     monkeypatch.setenv("LIBTPU_INIT_ARGS", "--another")
     with pytest.raises(AssertionError, match="a process was started"):
         compiled_facts(run, shown.append)
+    seconds = f"{compiled['compile_seconds']:.0f}"
+    assert shown[-1].endswith(f"here 1 such took {seconds} to {seconds} s")
 
 
 @pytest.mark.slow

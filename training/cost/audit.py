@@ -99,7 +99,8 @@ def _matmul(visit: Visit, chip: Chip) -> Iterator[Flaw]:
         return
     flops, executed = _flops(*sizes, side=tile_of(chip))
     seconds = visit.times * flops / (chip.peak * rates(chip).matmul)
-    if (ratio := executed / flops) > PADDED:
+    if executed > PADDED * flops:
+        ratio = executed / flops
         what = _event(visit, f"{ratio:.1f} x of a matmul")
         yield Flaw(PADS, *what, 0, seconds * (ratio - 1))
     if _again(visit.instruction):

@@ -123,6 +123,15 @@ def test_on_ray_ours_are_found_first_too(project):
     assert f"{project}/pipeline.py hides ponente's package 'pipeline'" in done.stderr
 
 
+@pytest.mark.slow
+def test_a_users_modules_reach_workers_from_another_folder(project, tmp_path_factory):
+    """They are sent by value, so that a worker needs no file of theirs."""
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    command = [str(PONENTE), "run", str(project / "mine.py"), "--executor", "ray"]
+    done = subprocess.run(command, cwd=elsewhere, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
 def test_the_text_of_an_error_is_plain():
     error = RuntimeError("\x1b[36mray::sample()\x1b[39m failed\n   f(x)\n   ^^^~~^\nat last")
     assert text_of(error) == "ray::sample() failed f(x) at last"

@@ -17,7 +17,7 @@ from pipeline.errors import CorruptOutput, InputError, StorageError
 from pipeline.store import object_storage, storage
 from tests.faults.fake_gcs import FakeGCS, Faults
 from tests.training import tiny
-from training.checkpoint import files
+from training.checkpoint import device_to_host, files
 from training.checkpoint.checkpointer import Checkpointer
 from training.checkpoint.files import measured, read_index
 from training.checkpoint.restore import read_progress, restore
@@ -261,16 +261,26 @@ def test_a_store_that_is_neither_disk_nor_bucket_is_refused():
         Checkpointer("memory://x", attempt="a").save(1, tiny.small_state(), {})
 
 
-def test_a_save_copies_into_the_memory_that_was_reserved(new_checkpointer):
-    """It waits until all of it is there, and the next save uses the same."""
-    checkpointer = new_checkpointer()
-    state = {"x": jnp.arange(9999.0), "y": jnp.full(3, 7, jnp.bfloat16)}
+def test_a_save_copies_into_the_memory_that_was_reserved(new_checkpointer, monkeypatch):
+    """It waits until every page is there; reserving again leaves what is being written alone."""
+    touch, taken, gate = device_to_host._touch, [], threading.Event()
+
+    def slow(arrays):
+        taken.append(arrays)
+        assert gate.wait(60)
+        touch(arrays)
+
+    monkeypatch.setattr(device_to_host, "_touch", slow)
+    checkpointer, state = (
+        new_checkpointer(),
+        {"x": jnp.arange(9999.0), "y": jnp.full(3, 7, jnp.bfloat16)},
+    )
     checkpointer.reserve(state)
-    for step in (1, 2):
-        path = checkpointer.save(step, state, {})
-        reserved = dict(checkpointer._copies._kept)
-        checkpointer.wait()
-        assert tiny.equal(state, restore(path, tiny.like(state)))
-        assert tiny.equal(state, {name: array for (name, _, _), array in reserved.items()})
-        state = jax.tree.map(lambda x: x + 1, state)
-    assert len(reserved) == 2
+    threading.Timer(0.2, gate.set).start()
+    path = checkpointer.save(1, state, {})
+    checkpointer.reserve(state)
+    checkpointer.wait()
+    (arrays,) = taken
+    for array, values in zip(arrays, state.values(), strict=True):
+        assert np.array_equal(array, values)
+    assert tiny.equal(state, restore(path, tiny.like(state)))

@@ -173,7 +173,7 @@ def test_a_restored_state_may_be_donated(saved):
 def test_a_chunk_is_read_once_however_many_devices_hold_it(saved, monkeypatch, parallel):
     """On eight devices, copied or split in four; and only of the part that is asked for."""
     _, paths, state = saved
-    monkeypatch.setattr(checkpoint_chunks, "_HELD_BYTES", 5000)
+    monkeypatch.setattr(checkpoint_chunks, "_AHEAD_BYTES", 5000)
     read = []
     real = files._read_local
     monkeypatch.setattr(
