@@ -133,7 +133,8 @@ def test_any_mask_and_scale_equals_float64(sizes, heads, head_size, **options):
         **{"heads": heads[0], "kv_heads": heads[1]},
         **options,
     )
-    assert found < 1e-5 + 1e-6 * options["scale"]  # float32 scores of up to 4 x scale
+    # Float32 scores of up to 4 x scale, sums of up to 256 products each rounded to 2^-24 of them.
+    assert found < 1e-5 + 3e-6 * options["scale"]
 
 
 @pytest.mark.slow
