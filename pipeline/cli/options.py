@@ -30,7 +30,7 @@ class UsageParser(argparse.ArgumentParser):
         raise UsageError(f"{self.prog}: {message}; see {self.prog} --help")
 
 
-def library_parser(verb: str, about: str | None) -> UsageParser:
+def verb_parser(verb: str, about: str | None) -> UsageParser:
     """The parser of a verb of a step library, which adds its arguments."""
     return UsageParser(
         prog=f"ponente {verb}",

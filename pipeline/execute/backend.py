@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -19,26 +20,28 @@ from pipeline.plan.listings import Listings, external_values
 from pipeline.store.shards import Shard
 
 
-class Backend:
+class Backend(abc.ABC):
     """Executes requests, at most `slots` at once."""
 
     slots = 1
 
-    def submit(self, request: Request) -> None:
-        raise NotImplementedError
+    @abc.abstractmethod
+    def submit(self, request: Request) -> None: ...
 
+    @abc.abstractmethod
     def poll(self) -> list[tuple[Request, Outcome]]:
         """What has ended since the last call, or ends briefly later."""
-        raise NotImplementedError
 
     def events(self) -> list[Event]:
         return []
 
-    def end(self, key: str) -> None: ...  # shards in flight of the request are finished
+    # What a back end need not have.
+    def end(self, key: str) -> None:  # noqa: B027
+        """Start no shards of the request any more; those in flight are finished."""
 
-    def stop(self) -> None: ...
+    def stop(self) -> None: ...  # noqa: B027
 
-    def close(self) -> None: ...
+    def close(self) -> None: ...  # noqa: B027
 
 
 class InlineWorkers:

@@ -7,7 +7,7 @@ import os
 import secrets
 
 from pipeline.cli.context import say
-from pipeline.cli.options import UsageParser, library_parser
+from pipeline.cli.options import UsageParser, verb_parser
 from pipeline.errors import InputError
 from pipeline.pages.server import Server, is_loopback
 from pipeline.store import storage
@@ -45,7 +45,7 @@ def serve(store: str, host: str = "127.0.0.1", port: int = 0) -> Server:
 
 
 def _parser() -> UsageParser:
-    made = library_parser("dashboard", __doc__)
+    made = verb_parser("dashboard", __doc__)
     default = os.environ.get("PONENTE_PREFIX", "./runs")
     about = "path, gs://bucket/dir or s3://bucket/dir; else PONENTE_PREFIX, else ./runs"
     made.add_argument("store", nargs="?", default=default, help=about)

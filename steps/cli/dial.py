@@ -57,7 +57,7 @@ def _text(value: Any) -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = engine.library_parser("dial", __doc__)
+    parser = engine.verb_parser("dial", __doc__)
     add = parser.add_argument
     for name, about in zip(NAMES, _ABOUT, strict=True):
         add(f"--{name}", type=int if name == "depth" else float, help=f"one of five: {about}")

@@ -14,7 +14,7 @@ from typing import Any
 
 from pipeline import InputError
 from pipeline.cli.context import say
-from pipeline.cli.options import library_parser
+from pipeline.cli.options import verb_parser
 from pipeline.store import storage
 from steps.checkpoints.find import find, open_tokenizer
 from steps.exchange.choices import DTYPES, GGUF_DTYPES
@@ -60,7 +60,7 @@ def run(arguments: list[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = library_parser("export", __doc__)
+    parser = verb_parser("export", __doc__)
     types = "; ".join(f"{kind}: {', '.join(known)}" for kind, known in _DTYPES.items())
     add = parser.add_argument
     add("directory", help="of a train step, a checkpoint in it, or a Hugging Face folder")

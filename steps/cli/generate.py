@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from pipeline import InputError
 from pipeline.cli.context import say
-from pipeline.cli.options import library_parser
+from pipeline.cli.options import verb_parser
 from steps.checkpoints.find import Trained, find, open_model, open_tokenizer, too_long
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def run(arguments: list[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = library_parser("generate", __doc__)
+    parser = verb_parser("generate", __doc__)
     add = parser.add_argument
     add("checkpoint", help="directory of a train step, or of a checkpoint in it: a path or gs://")
     add("--prompt", action="append", metavar="TEXT", help="may be given several times")

@@ -214,7 +214,7 @@ def write_page(
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = engine.library_parser("rewind", __doc__)
+    parser = engine.verb_parser("rewind", __doc__)
     add = parser.add_argument
     add("run", metavar="RUN", help="directory of a step that trains: a path or gs://")
     add("steps", metavar="STEP", nargs="?", help="a step, counted from 1, or STEP..STEP")

@@ -40,7 +40,7 @@ def run(arguments: list[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = engine.library_parser("trace", __doc__)
+    parser = engine.verb_parser("trace", __doc__)
     add = parser.add_argument
     add("document", metavar="DOCUMENT", help="an id, FILE:ROW (from 0), or words of its text")
     add("run", metavar="RUN", help="directory of a step that trains: a path or gs://")

@@ -112,19 +112,12 @@ def finished(store: str) -> Iterator[tuple[Checkpoint, Run]]:
             yield run, described(data, *given, loss)
 
 
-def forecast_of(
-    own: str,
-    sequences: Sequences,
-    model: TransformerConfig,
-    optimizer: OptimizerConfig,
-    train: TrainConfig,
-    splits: Sequence[str],
-) -> LossForecast | str:
+def forecast_of(own: str, *training: Any) -> LossForecast | str:
     """The forecast of the training in the directory `own` by finished runs of its store.
 
-    Or the reason why they allow none.
+    Or the reason why they allow none; arguments as of `_behind`.
     """
-    found = _behind(own, sequences, model, optimizer, train, splits)
+    found = _behind(own, *training)
     return found if isinstance(found, str) else forecast(found[0], (each for _, each in found[1]))
 
 
@@ -157,16 +150,9 @@ def _data(path: str) -> str:
     return (recipe_of(path, made) if made else "") or path
 
 
-def forecast_row(
-    own: str,
-    sequences: Sequences,
-    model: TransformerConfig,
-    optimizer: OptimizerConfig,
-    train: TrainConfig,
-    splits: Sequence[str],
-) -> dict[str, Any] | None:
-    """`TrainJob.forecast` of a training, arguments as of `forecast_of`."""
-    behind = _behind(own, sequences, model, optimizer, train, splits)
+def forecast_row(own: str, *training: Any) -> dict[str, Any] | None:
+    """`TrainJob.forecast` of a training, arguments as of `_behind`."""
+    behind, steps = _behind(own, *training), training[3].steps
     if isinstance(behind, str):
         return None
     wanted, runs = behind
@@ -176,8 +162,8 @@ def forecast_row(
     family = [(run, each.point) for run, each in runs if each.family == wanted.family]
     seen = zip(family, concurrently(ratios, (run for run, _ in family), own), strict=True)
     known = [(point, each) for (_, point), each in seen if each is not None]
-    early = bounds((found.low, found.high), wanted.point, train.steps, known) if known else []
-    return {"steps": train.steps, **vars(found), "early": early}
+    early = bounds((found.low, found.high), wanted.point, steps, known) if known else []
+    return {"steps": steps, **vars(found), "early": early}
 
 
 def score(rows: Iterable[dict[str, Any]], last: dict[str, Any]) -> dict[str, Any]:
