@@ -103,20 +103,30 @@ def _without(opened: Run, wanted: Sequence[int], options: argparse.Namespace) ->
             "choose a later step, or keep more with TrainConfig.keep_every"
         )
     at = found[0]
+    above = opened.that_did(at)
+    if above is not opened and above.sequences.path != opened.sequences.path and at < opened.began:
+        raise InputError(
+            f"{opened.path}: its last checkpoint before step {wanted[0]:,} is one of {above.path}, "
+            f"which read other data up to step {opened.began:,}; choose a later step"
+        )
     start, end = (rows_read(opened.train, step) for step in (at, opened.train.steps))
-    known = {"at": at, "start": start, "end": end, "documents": documents}
+    known = {"at": at, "start": start, "end": end, "documents": documents, "from": above.path}
+    name = "trained" if above is opened else "before"
     listed = "".join(f"        {each!r},\n" for each in documents)
     declaration = (
         f"without = steps.without(\n    sequences,\n    documents=(\n{listed}    ),\n"
         f"    start={start},\n    end={end},\n)\n"
-        f"again = steps.extend(\n    trained, without, at={at}, optimizer=optimizer, train=train\n"
+        f"again = steps.extend(\n    {name}, without, at={at}, optimizer=optimizer, train=train\n"
         ")\n"
         'page = steps.compare((trained, again), names=("with", "without"))'
     )
     if options.json:
         say(json.dumps({"format": 1, **known, "declaration": declaration}))
     else:
-        say(f"# for the graph of {opened.path}: put its own names in their places\n{declaration}")
+        say(f"# for the graph of {opened.path}: put its own names in their places")
+        if above is not opened:
+            say(f"# `before` is {above.path}, which has this checkpoint")
+        say(declaration)
     return 0
 
 

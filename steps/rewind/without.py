@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from models.shape.validation import at_least
@@ -11,8 +11,12 @@ from pipeline import InputError, Result, StepContext, step
 from steps.artifacts import Sequences
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from data.batches.dataset import Dataset
     from steps.rewind.parts import Part
+
+_BLOCK = 1024  # positions that are looked at together
 
 
 def _check(arguments: Mapping[str, Any]) -> None:
@@ -22,20 +26,23 @@ def _check(arguments: Mapping[str, Any]) -> None:
         raise InputError("without: expected documents to leave out, found none; give their ids")
 
 
-@step(output=Sequences, version=1, check=_check)
+@step(output=Sequences, version=2, check=_check)
 def without(
     run: StepContext, order: Sequences, *, documents: tuple[str, ...], start: int, end: int
 ) -> Result:
     """The sequences of `order` without some documents, for `extend` from a checkpoint before them.
 
     A sequence that has any of a document's tokens is replaced, from `start` to `end`: by the first
-    ones after `end` that have none. All others stay where they are.
+    ones after `end` that have none. All others stay where they are. In a mixture they are of the
+    same part, or of any if the last phase does not read it.
 
     Args:
         documents: ids, or "FILE:ROW" of a source, counted from 0.
         start: sequences that the checkpoint has read.
         end: sequences that the whole run reads.
     """
+    import numpy as np
+
     from data.batches.dataset import Dataset
     from steps.rewind.parts import part_of
 
@@ -45,10 +52,10 @@ def without(
         read = _read(dataset, parts, documents, end)
         moved = sorted({at for positions in read.values() for at in positions if at >= start})
         free = max([end, *(other + 1 for _, other in spec.moved)])
-        others = _others(dataset, set(read), free, len(moved))
+        others = _others(dataset, np.array([*read], np.int64), free, np.array(moved, np.int64))
     if not moved:
         run.warn(f"no sequence from {start:,} to {end:,} has any of the documents")
-    pairs = {**dict(spec.moved), **dict(zip(moved, others, strict=True))}
+    pairs = {**dict(spec.moved), **others}
     return {
         **order.result,
         "moved": [list(pair) for pair in sorted(pairs.items())],
@@ -83,19 +90,41 @@ def _read(
     return found
 
 
-def _others(dataset: Dataset, rows: set[int], end: int, count: int) -> list[int]:
-    """The first positions from `end` on that read none of `rows`; refused if an epoch has none."""
+def _others(dataset: Dataset, rows: np.ndarray, end: int, moved: np.ndarray) -> dict[int, int]:
+    """By moved position, one of the first from `end` on that read none of `rows`."""
     import numpy as np
 
-    found: list[int] = []
-    least = end + dataset.sequences
-    for first in itertools.count(end, max(count, 1)):
-        if len(found) >= count:
-            return found[:count]
-        if not found and first >= least:
+    sources, found = dataset.origins(moved)[0], dict[int, int]()
+    phases = dataset.spec.phases
+    weights = phases[-1].weights if phases else (1.0,) * len(dataset.spec.sources)
+    for source in sorted(np.unique(sources).tolist(), key=lambda each: weights[each] == 0):
+        of = (source,) if weights[source] else range(len(weights))
+        begin = end if weights[source] else max([end, *(used + 1 for used in found.values())])
+        mine = moved[sources == source].tolist()
+        found |= dict(zip(mine, _clean(dataset, rows, begin, of), strict=False))
+    return found
+
+
+def _clean(dataset: Dataset, rows: np.ndarray, begin: int, of: Sequence[int]) -> Iterator[int]:
+    """The positions from `begin` on that read some sources and none of `rows`.
+
+    Raises `InputError` if a whole epoch has none.
+    """
+    import numpy as np
+
+    first, found = None, False
+    for block in itertools.count(begin, _BLOCK):
+        positions = np.arange(block, block + _BLOCK)
+        sources, epochs = dataset.origins(positions)
+        mine = np.isin(sources, of)
+        clean = positions[mine & ~np.isin(dataset.rows(positions), rows)]
+        yield from clean.tolist()
+        found = found or len(clean) > 0
+        if found or not mine.any():
+            continue
+        epoch = int(epochs[mine].min())
+        first = epoch if first is None else first
+        if epoch > first + 1:
             raise InputError(
                 "without: no sequence after the run's end has none of the documents; name fewer"
             )
-        positions = np.arange(first, first + count)
-        found += positions[~np.isin(dataset.rows(positions), list(rows))].tolist()
-    return found

@@ -81,6 +81,24 @@ def upper(document: dict[str, Any]) -> list[str]:
     return [document["text"].upper(), document["text"]]
 
 
+def words(document: dict[str, Any]) -> float:
+    return float(len(document["text"].split()))
+
+
+def prepared(root, lines: str) -> Any:
+    """Documents of `lines` through every step that leaves some out."""
+    texts = [json.dumps({"text": text(n)}) + "\n" for n in (3, 50, 90)]
+    (root / "evaluation.jsonl").write_text("".join(texts))
+    scored = steps.score_documents(steps.sample(lines, tokens=-1), by=words, bins=(0.0, 50.0))
+    chosen = steps.sample(scored, tokens=800, splits=(("validation", 60),), min_score=8.0)
+    unique = steps.deduplicate(steps.filter_documents(chosen, keep=short), near=False)
+    return steps.decontaminate(unique, str(root / "evaluation.jsonl"), ngram=8)
+
+
+def short(document: dict[str, Any]) -> bool:
+    return words(document) < 38
+
+
 def caches(root) -> dict[str, Any]:
     lines, table = write_lines(root / "lines"), write_parquet(root / "table")
     bytes_of = steps.byte_tokenizer()
@@ -91,6 +109,7 @@ def caches(root) -> dict[str, Any]:
         "lines": steps.tokenize(sampled, bytes_of),
         "groups": steps.tokenize(groups, bytes_of),
         "mapped": steps.tokenize(mapped, bytes_of),
+        "prepared": steps.tokenize(prepared(root, lines), bytes_of),
         "chats": steps.conversations(
             write_chats(root / "chats"),
             bytes_of,
@@ -111,9 +130,11 @@ def shuffled(cache: Any, length: int = LENGTH) -> Any:
     return steps.block_shuffle(cache, length, io_block_size=4, window_blocks=4)
 
 
-def trainings(root) -> dict[str, Any]:
+def trainings(root) -> tuple[dict[str, Any], dict[str, Any]]:
+    """By kind, the training and its sequences; those of "extended" are those of "lines"."""
     made = caches(root)
-    data = {name: shuffled(made[name]) for name in ("lines", "groups", "mapped", "integers")}
+    names = ("lines", "groups", "mapped", "prepared", "integers")
+    data = {name: shuffled(made[name]) for name in names}
     data["chats"] = shuffled(made["chats"], 3 * LENGTH)
     data["packed"] = shuffled(steps.pack(made["lines"], sequence_length=LENGTH))
     data["mix"] = steps.mix(
@@ -139,7 +160,7 @@ def trainings(root) -> dict[str, Any]:
     found["warm"] = steps.warm_start(
         found["lines"], data["mix"], take="model", optimizer=OPTIMIZER, train=TRAIN
     )
-    return found
+    return found, data
 
 
 def fed(store: Any, node: Any) -> tuple[steps.Checkpoint, list[np.ndarray]]:

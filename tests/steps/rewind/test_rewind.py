@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+import steps
 from data.batches.dataset import Dataset
 from data.batches.loader import Loader
 from models.jax_numerics import fixed_numerics
@@ -23,13 +24,14 @@ from steps.rewind.batch import Rewinder
 from steps.rewind.run import open_run
 from steps.rewind.sights import trace
 from tests.pipeline.helpers import ledgers
+from tests.steps.built import built
 from tests.steps.rewind import kinds
 from training.config.batch_schedule import read_by
 
 pytestmark = pytest.mark.slow
 KINDS = (
-    *("lines", "groups", "mapped", "integers", "chats", "packed", "mix", "scheduled"),
-    *("extended", "warm"),
+    *("lines", "groups", "mapped", "prepared", "integers", "chats", "packed", "mix"),
+    *("scheduled", "extended", "warm"),
 )
 VOCAB, EOS = 257, 256
 
@@ -38,10 +40,10 @@ VOCAB, EOS = 257, 256
 def runs(tmp_path_factory):
     """By kind, a run's directory and the batches that its trainer was fed."""
     root = tmp_path_factory.mktemp("kinds")
-    nodes = kinds.trainings(root)
+    nodes, data = kinds.trainings(root)
     assert set(nodes) == set(KINDS)
     found = {kind: kinds.fed(root / "store", node) for kind, node in nodes.items()}
-    return {**found, "nodes": nodes}
+    return {**found, "nodes": nodes, "data": data, "store": root / "store"}
 
 
 def _of(runs):
@@ -262,6 +264,69 @@ def test_what_is_gone_is_said(rewound, copied, tmp_path):
     assert "are gone" in first.documents[0].origin.why
     with pytest.raises(InputError, match="build them again"):
         list(trace(rewinder, "doc-1"))
+
+
+def test_an_extended_run_without_documents_begins_at_a_checkpoint_of_the_one_before(
+    runs, rewound, capsys, tmp_path
+):
+    """By the printed declaration: no batch that is fed has the document, and the rest is equal."""
+    own = rewound["extended"].batch(11, losses=False).rows[0].documents[0].origin.id
+    (tmp_path / "ids.txt").write_text(f"{own}\n")
+    asked = [runs["extended"][0].path, "10", "--without", str(tmp_path / "ids.txt")]
+    assert verb.run(asked) == 0
+    assert f"`before` is {runs['lines'][0].path}" in capsys.readouterr().out
+    assert verb.run([*asked, "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert (said["at"], said["start"], said["end"]) == (8, 64, 112)
+    assert said["from"] == runs["lines"][0].path
+    names = {"steps": steps, "sequences": runs["data"]["lines"], "before": runs["nodes"]["lines"]}
+    names |= {"trained": runs["nodes"]["extended"], "optimizer": kinds.OPTIMIZER}
+    exec(said["declaration"], {**names, "train": runs["extended"][0].train}, made := {})
+    again, fed = kinds.fed(runs["store"], made["again"])
+    assert len(fed) == 6
+    with Rewinder(open_run(again.path)) as rewinder:
+        for step, batch, first in zip(range(9, 15), fed, runs["extended"][1], strict=True):
+            assert np.array_equal(rewinder.stored_ids(step), batch)
+            shown = [
+                own in [each.origin.id for each in row.documents]
+                for row in rewound["extended"].batch(step, losses=False).rows
+            ]
+            assert ((batch != first).any(axis=1) == shown).all()
+            rows = rewinder.batch(step, losses=False).rows
+            assert own not in [each.origin.id for row in rows for each in row.documents]
+
+
+@pytest.mark.parametrize("weights", [(3.0, 1.0), (1.0, 0.0)])
+def test_a_part_of_a_mixture_is_replaced_by_the_same_part_while_it_is_read(runs, rewound, weights):
+    """By the first positions after the end that read it, and after those by any that are clean."""
+    rows = rewound["mix"].batch(2, losses=False).rows  # positions 8 to 15
+    named = {row.part: (d.origin.file, d.origin.row) for row in rows for d in row.documents}
+    assert len(named) == 2
+    sequences = (runs["data"]["lines"], runs["data"]["groups"])
+    later = (steps.Phase(start_tokens=20 * kinds.LENGTH, weights=weights),)
+    mix = steps.mix(sequences, weights=(1.0, 2.0), later=later)
+    names = tuple(f"{file}:{row}" for file, row in named.values())
+    node = steps.without(mix, documents=names, start=4, end=24)
+    moved = dict(built(runs["store"], node, steps.Sequences).dataset().moved)
+
+    shown = [
+        8 * (step - 1) + row.row
+        for step in range(1, 11)  # the run reads every row of both
+        for row in rewound["mix"].batch(step, losses=False).rows
+        if {(d.origin.file, d.origin.row) for d in row.documents} & set(named.values())
+    ]
+    bad = rewound["mix"].dataset.rows(np.array(shown))
+    with Dataset(built(runs["store"], mix, steps.Sequences).dataset()) as order:
+        positions = np.arange(400)
+        of, clean = order.origins(positions)[0], ~np.isin(order.rows(positions), bad)
+    expected, left = {}, 24
+    for source, weight in enumerate(weights):
+        mine = [p for p in range(4, 24) if not clean[p] and of[p] == source]
+        assert mine
+        free = [p for p in range(left, 400) if clean[p] and (of[p] == source or not weight)]
+        expected |= dict(zip(mine, free, strict=False))
+        left = 24 if weights[-1] else max(expected.values()) + 1
+    assert moved == expected
 
 
 def test_the_verbs(runs, capsys, tmp_path):
