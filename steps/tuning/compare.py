@@ -18,7 +18,9 @@ from pipeline.graph.facts import Results
 from pipeline.graph.step import Node
 from pipeline.store import storage
 from steps.platforms import chip_of
+from steps.training.plan import experience
 from steps.training.plan.declared_run import declared_run
+from steps.training.plan.experience import measured_on
 from steps.tuning.search import CHANGES, compile_fastest, fastest, search
 from steps.tuning.table import Table, row
 
@@ -44,7 +46,10 @@ def compare(context: Context, node: Node, results: Results) -> int:
     at = command.index("plan")
     file = [*file_among(command[at:]), *file_among(command)][0]  # or python FILE plan
     words = (file, *given(context))
-    made = Table(label=node.label, run=run, settings=context.settings, words=words)
+    store = "" if options.no_learning else context.store.prefix
+    chips = dict.fromkeys(each.generation for each in pods)
+    said = {chip: measured_on(experience.Hardware.of(chip), store) for chip in chips}
+    made = Table(label=node.label, run=run, settings=context.settings, words=words, said=said)
     made = _of_each(made, pods) if len(pods) > 1 else _layouts(made, pods[0], context)
     if options.json:
         say_json(made.data())
@@ -59,7 +64,7 @@ def compare(context: Context, node: Node, results: Results) -> int:
 def _of_each(table: Table, pods: list[Hardware]) -> Table:
     """The fastest layout of each, with the cheapest on demand and the fastest chosen."""
     runs = [dataclasses.replace(table.run, hardware=hardware) for hardware in pods]
-    rows = [row(run, fastest(run)) for run in runs]
+    rows = [row(run, fastest(run, table.said[run.hardware.generation])) for run in runs]
     fitting = [each for each in rows if each.fits]
     priced = [each for each in fitting if each.cost is not None]
     chosen = {"cheapest": min(priced, key=lambda each: each.cost or 0.0)} if priced else {}
@@ -74,7 +79,8 @@ def _layouts(table: Table, hardware: Hardware, context: Context) -> Table:
         found = f"found {hardware.name}; and libtpu, which `make` installs"
         raise InputError(f"plan --compile: expected a TPU slice in --on, {found}")
     run = dataclasses.replace(table.run, hardware=hardware)
-    found = search(run, batches=context.options.batches or (), uncertain=bool(compiles))
+    batches, said = context.options.batches or (), table.said[hardware.generation]
+    found = search(run, batches, uncertain=bool(compiles), said=said)
     found = compile_fastest(found, run, compiles, show)
     rows = {id(plan): row(run, plan) for plan in found.plans}
     sections = {"as declared": [row(run, found.declared)]}

@@ -11,12 +11,14 @@ from typing import Any, NamedTuple
 from models.shape.config import TransformerConfig
 from pipeline import Hardware, InputError
 from steps.platforms import chip_of
+from steps.training.plan import experience
 from steps.training.plan.declared_run import DeclaredRun
+from steps.training.plan.experience import Learned, Said, corrected
 from steps.training.plan.memory import CERTAIN, fits, step_on
 from training.config import TrainConfig
 from training.cost.memory_plan import SHARDINGS
 from training.cost.resolved_run import ResolvedPhase
-from training.cost.step_time import Forecast, forecast
+from training.cost.step_time import Forecast
 from training.preflight import check
 
 NOTHING, ROUNDING, TRAINING, MODEL = "", "rounding", "training", "model"
@@ -51,12 +53,16 @@ class Candidate(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """A candidate, resolved, with its predicted time and, if it was compiled, the verdict."""
+    """A candidate, resolved, with its predicted step and, if it was compiled, the verdict."""
 
     candidate: Candidate
     run: ResolvedPhase
-    step: Forecast
+    learned: Learned
     compiled: Mapping[str, Any] | None = None
+
+    @property
+    def step(self) -> Forecast:
+        return self.learned.step
 
     @property
     def seconds_per_token(self) -> float:
@@ -109,36 +115,43 @@ class Search:
         return found
 
 
-def search(run: DeclaredRun, batches: Sequence[int] = (), *, uncertain: bool = False) -> Search:
+def search(
+    run: DeclaredRun,
+    batches: Sequence[int] = (),
+    *,
+    uncertain: bool = False,
+    said: Sequence[Said] = (),
+) -> Search:
     """Predict memory and time of all candidates by formula, and keep the fastest.
 
-    `uncertain` keeps plans above the limit by formula that the compiler may find to fit.
+    `uncertain` keeps plans above the limit by formula that the compiler may find to fit; `said` is
+    what runs on the hardware say, by which times are corrected.
     """
     most = CERTAIN if uncertain else 1.0
     tried, kept = 0, []
     for candidate in candidates(run, batches):
         tried += 1
-        plans = _recomputing(run, candidate)
+        plans = _recomputing(run, candidate, said)
         kept += [plan for plan in plans if fits(plan.run, most)]
-    own = _plan(run, Candidate(run.model, run.train, NOTHING), run.train.remat)
+    own = _plan(run, Candidate(run.model, run.train, NOTHING), run.train.remat, said)
     fronts = (front(p for p in kept if p.candidate.changes == kind) for kind in CHANGES)
     plans, fitting = [*itertools.chain(*fronts)], sum(fits(plan.run) for plan in kept)
     return Search(declared=own, plans=plans, tried=tried, fitting=fitting)
 
 
-def fastest(run: DeclaredRun) -> Plan | None:
+def fastest(run: DeclaredRun, said: Sequence[Said] = ()) -> Plan | None:
     """The fastest plan of the declared model and batch that fits by formula, else the smallest.
 
     None if no layout divides. It is `search(...).best(ROUNDING)` in a tenth of the time: those that
     are slower without recomputation than a plan that fits are not resolved.
     """
     same = itertools.takewhile(lambda c: c.changes in (NOTHING, ROUNDING), candidates(run))
-    least = [plan for each in same if (plan := _plan(run, each, "matmuls")) is not None]
+    least = [plan for each in same if (plan := _plan(run, each, "matmuls", said)) is not None]
     best = smallest = None
     for bound in sorted(least, key=lambda plan: plan.step.seconds):
         if best is not None and bound.step.seconds >= best.step.seconds:
             break
-        plan = bound if bound.fits else _plan(run, bound.candidate, "auto")
+        plan = bound if bound.fits else _plan(run, bound.candidate, "auto", said)
         if plan is None:
             continue
         if plan.fits and (best is None or plan.step.seconds < best.step.seconds):
@@ -198,17 +211,19 @@ def _divides(model: TransformerConfig, train: TrainConfig, hardware: Hardware) -
     return not any(size % tensor for size in sizes)
 
 
-def _recomputing(run: DeclaredRun, candidate: Candidate) -> Iterator[Plan]:
+def _recomputing(run: DeclaredRun, candidate: Candidate, said: Sequence[Said]) -> Iterator[Plan]:
     """The candidate under several remat policies, from the least recomputation to the most."""
-    least = _plan(run, candidate, "matmuls")  # keeps all matmuls
+    least = _plan(run, candidate, "matmuls", said)  # keeps all matmuls
     if least is not None:
         yield least
     for remat in ("attention", "full") if least and least.fits else ("auto", "full"):
-        if (plan := _plan(run, candidate, remat)) is not None:
+        if (plan := _plan(run, candidate, remat, said)) is not None:
             yield plan
 
 
-def _plan(run: DeclaredRun, candidate: Candidate, remat: str) -> Plan | None:
+def _plan(
+    run: DeclaredRun, candidate: Candidate, remat: str, said: Sequence[Said] = ()
+) -> Plan | None:
     """The plan of a candidate under a remat policy; None if its sizes do not divide."""
     parallel = candidate.train.parallel
     if parallel.optimizer_memory == "auto" and remat != "auto":
@@ -220,7 +235,8 @@ def _plan(run: DeclaredRun, candidate: Candidate, remat: str) -> Plan | None:
         return None
     chip = chip_of(run.hardware)
     assert chip is not None
-    return Plan(candidate=candidate, run=found, step=forecast(found, chip))
+    learned = corrected(found, experience.Hardware.of(chip.name), said)
+    return Plan(candidate=candidate, run=found, learned=learned)
 
 
 def front(plans: Iterable[Plan]) -> list[Plan]:

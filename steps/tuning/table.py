@@ -21,6 +21,7 @@ from steps.pages.curves import COLOURS, Curve, chart
 from steps.platforms import chip_of, devices_of
 from steps.training.plan.cost import Bills, bills, ends, run_times
 from steps.training.plan.declared_run import DeclaredRun
+from steps.training.plan.experience import Said
 from steps.training.plan.memory import GIB, limit_of
 from steps.tuning.search import Plan
 from training.config import TrainConfig
@@ -80,7 +81,7 @@ def row(run: DeclaredRun, plan: Plan | None) -> Row:
         resolved = resolve_run(plan.candidate.model, run.optimizer, whole, where, done=run.done)
     except InputError as error:  # of a smaller phase
         return dataclasses.replace(found, why=str(error))
-    times = run_times(run, resolved, plan.step, chip)
+    times = run_times(run, resolved, plan.learned.table, chip, plan.step)
     dollars = bills(run.hardware, price, times)
     return dataclasses.replace(found, hours=[each.total / 3600 for each in times], dollars=dollars)
 
@@ -89,13 +90,15 @@ def row(run: DeclaredRun, plan: Plan | None) -> Row:
 class Table:
     """Rows by the title of their section, and the chosen ones by what distinguishes them.
 
-    `words` are the experiment's file, preset and settings on a command line.
+    `words` are the experiment's file, preset and settings on a command line; `said` is what the
+    store's runs on each chip say.
     """
 
     label: str
     run: DeclaredRun  # as declared
     settings: Any
     words: tuple[str, ...]
+    said: Mapping[str, Sequence[Said]]
     sections: Mapping[str, Sequence[Row]] = field(default_factory=dict)
     chosen: Mapping[str, Row] = field(default_factory=dict)
     tried: str = "the fastest layout of each by formula"
@@ -141,7 +144,13 @@ class Table:
     def head(self) -> list[str]:
         about = f"{self.label}, declared for {self.run.hardware.name}: {self.tried}"
         error = f"median error {step_time.ERROR:.0%} on published runs"
-        return [about, f"80 % intervals; {error}, not corrected by this store's runs"]
+        runs = [f"{len(found)} on {chip}" for chip, found in self.said.items() if found]
+        by = (
+            f"corrected by runs of this store: {', '.join(runs)}"
+            if runs
+            else "no runs to correct it"
+        )
+        return [about, f"80 % intervals; {error}, {by}"]
 
     def notes(self) -> list[str]:
         """Where the prices are from, chips of one source together, and what they leave out."""
@@ -199,7 +208,9 @@ class Table:
         sections = self.sections.items()
         rows = [{"section": title, **self._plain(row)} for title, rows in sections for row in rows]
         declared = self.run.hardware.name
-        return {"step": self.label, "declared": declared, "tried": self.tried, "rows": rows}
+        runs = {chip: len(found) for chip, found in self.said.items()}
+        about = {"step": self.label, "declared": declared, "tried": self.tried, "learned": runs}
+        return {**about, "rows": rows}
 
     def _plain(self, row: Row) -> dict[str, Any]:
         """The same row as JSON; triples are low, middle and high."""

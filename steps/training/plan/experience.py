@@ -11,7 +11,7 @@ import contextlib
 import dataclasses
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,6 +39,8 @@ from training.cost.step_time import Forecast, forecast
 
 STEP = "step"
 """Field of a training's `measured`, see `steps.training.measured_step`."""
+Said = tuple[Measurement, ...]
+"""What a finished training says of steps, and of the kinds of work in its profile."""
 _LEAST_STEPS = 5  # a shorter run has little but the slow first steps
 
 
@@ -115,12 +117,23 @@ def predicted(run: ResolvedPhase, hardware: Hardware, store: str, own: str = "")
 
     `KeyError` for a chip without a row in the table.
     """
-    step, found = forecast(run, chip := hardware.device(run.devices.count)), []
+    return corrected(run, hardware, measured_on(hardware, store, own))
+
+
+def measured_on(hardware: Hardware, store: str, own: str = "") -> list[Said]:
+    """What each run of a store, if any, but that in `own` says of steps on some hardware."""
+    found = []
     # A store that cannot be read says nothing; a plan and a training do not need it.
     with contextlib.suppress(PonenteError, OSError):
         for each in trainings(store) if store else ():
             if each.path != own and (said := _said(each.path, hardware)):
                 found.append(said)
+    return found
+
+
+def corrected(run: ResolvedPhase, hardware: Hardware, found: Sequence[Said]) -> Learned:
+    """The prediction of a step, corrected by what runs say."""
+    step = forecast(run, chip := hardware.device(run.devices.count))
     every = [one for said in found for one in said]
     made = correction(step.shares, place_of(run), every, spread_of(chip.name))
     profiles = sum(len(said) > 1 for said in found)
@@ -155,7 +168,7 @@ def hardware_of(recorded: Mapping[str, Any]) -> Hardware:
 
 # Finished outputs do not change; a plan asks for each of its trainings.
 @functools.lru_cache(1024)
-def _said(path: str, hardware: Hardware) -> tuple[Measurement, ...]:
+def _said(path: str, hardware: Hardware) -> Said:
     """What a finished training says of steps on this hardware."""
     with contextlib.suppress(*NOT_OURS):  # of a version without the record, or with other fields
         made = manifest_of(path)

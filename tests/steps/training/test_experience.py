@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import steps
+from pipeline import cli
 from pipeline.graph.facts import Published
 from pipeline.graph.order import topological
 from pipeline.graph.step import as_node
@@ -34,6 +35,7 @@ from training.metrics.metrics_log import read_log
 pytestmark = pytest.mark.slow  # the first of them trains
 
 CPU = Hardware.of("cpu")
+TPUCHAT = Path(__file__).parents[3] / "experiments" / "tpuchat_130m.py"
 
 
 @pytest.fixture
@@ -120,6 +122,34 @@ def test_runs_of_this_hardware_correct_the_plan_and_others_do_not(store, trained
     left = prior * (1 - shrunk) + CPUS.noise**2
     assert found.correction.narrowed == pytest.approx(math.sqrt(left / (prior + CPUS.noise**2)))
     assert (found.runs, found.profiles) == (3, 0)
+
+
+def test_the_table_of_hardware_is_corrected_as_the_plan_is(store, trained, capsys, monkeypatch):
+    """Both of tpuchat on a v6e, slower than the prediction without the store's runs."""
+    run = Checkpoint(trained, manifest_of(trained))
+    v6e = {"platform": "tpu", "chip": "v6e", "limit": 2.0**34}
+    record = run.result["measured"][STEP]["hardware"] | v6e
+    chip = experience.resolved(run.model, MINI.optimizer, run.train, record)
+    url = store(*[2 * predicted(chip, Hardware("v6e"), "").table.seconds] * 3, **v6e)
+
+    def said(*words):
+        command = ["plan", str(TPUCHAT), "train", "--prefix", url, "--json", *words]
+        monkeypatch.setattr("sys.argv", ["ponente", *command])
+        assert cli._command(command, {}) == 0
+        return json.loads(capsys.readouterr().out)
+
+    facts = said("--no-compile")["steps"][0]["facts"]
+    found = said("--on", "v6e-1,v5p-8")
+    rows = {row["hardware"]: row for row in found["rows"]}
+    layouts = said("--on", "v6e-1")["rows"][0], said("--on", "v6e-1", "--no-learning")["rows"][0]
+    assert found["learned"] == {"v6e": 3, "v5p": 0}
+    assert layouts[0]["section"] == "as declared"
+    assert layouts[0]["step_seconds"] == pytest.approx(facts["predicted"]["step_seconds"])
+    assert rows["v6e-1"]["step_seconds"][1] <= layouts[0]["step_seconds"][1]
+    assert layouts[0]["step_seconds"][1] > 1.05 * layouts[1]["step_seconds"][1]
+    assert layouts[0]["hours"][1] > 1.05 * layouts[1]["hours"][1]
+    slow = sum(facts["run"]["slow"].values()) / 3600
+    assert layouts[0]["hours"][2] == pytest.approx(slow, rel=0.01)
 
 
 def test_a_profile_on_a_chip_corrects_its_kinds_and_one_on_a_cpu_none(store, trained):
