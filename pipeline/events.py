@@ -66,8 +66,11 @@ class Waiting(_Event, frozen=True):
 
 
 class WaitingForResources(_Event, frozen=True):
+    """A step has waited `seconds` for its hardware, which is there if the wait is `over`."""
+
     cause: str = ""
     seconds: float = 0.0
+    over: bool = False
 
 
 class Started(_Event, frozen=True):

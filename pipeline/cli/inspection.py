@@ -104,13 +104,12 @@ def plan(context: Context) -> int:
             return stated[node.key].seconds() if node.key in stated else None
 
         limit = Spending(context.options.budget, record, predict, spot=record.spot)
+        limit.check_prices(entry.node for entry in found)
         for node in [entry.node for entry in shown if entry.needed]:
-            try:
-                why = limit.refusal(node)
-            except InputError as error:
-                why = str(error)
-            if why:
-                stated[node.key] = step_facts.merge(stated[node.key], Facts(refusal=why))
+            if why := limit.refusal(node):
+                stated[node.key] = step_facts.merge(
+                    stated.get(node.key, Facts()), Facts(refusal=why)
+                )
     if context.options.html:
         return _write_page(context, found, stated)
     if context.options.json:

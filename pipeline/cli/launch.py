@@ -20,6 +20,8 @@ from pipeline.identity.secret_text import refuse_secrets
 from pipeline.launch import LOCAL, gcloud, gcluster, kuberay, shipped, sky
 from pipeline.launch import zones as try_zones
 from pipeline.launch.job import FOLDER, PORT, Job, Provisioning, hardware_of, job_name
+from pipeline.prices import VARIABLE
+from pipeline.store import storage
 from pipeline.store.write_check import bucket_warnings
 
 _ABOUT_JOIN = """`ponente join`: make this machine a host of a cluster, however it was created.
@@ -116,6 +118,17 @@ def _run_command(context: Context) -> tuple[str, ...]:
     relative = os.path.relpath(os.path.realpath(path), os.path.realpath("."))
     if relative.startswith(".."):
         raise InputError(f"launch: {path} is outside of this directory, which is copied to hosts")
+    if local := [url for url in context.store.shared if storage.is_local(url)]:
+        raise InputError(
+            f"launch: hosts read the stores of --shared too, and {local[0]} is on this machine; "
+            "give URLs such as gs://bucket/dir"
+        )
+    budget = context.options.budget
+    if budget is not None and budget.dollars is not None and os.environ.get(VARIABLE):
+        raise InputError(
+            f"launch: hosts do not have the prices that {VARIABLE} names here, so --budget "
+            f"{budget} would be another amount there; give a time such as --budget 3h"
+        )
     return ("ponente", "run", relative + colon + variable, *_flags(context))
 
 
@@ -132,7 +145,8 @@ def _flags(context: Context) -> list[str]:
             if value is not True:
                 own = {"wait": lambda seconds: f"{seconds:.0f}s", "budget": str}
                 words.append(own.get(name, ",".join)(value))
-    return [*words, "--prefix", context.store.prefix]
+    shared = ["--shared", ",".join(context.store.shared)] if context.store.shared else []
+    return [*words, *shared, "--prefix", context.store.prefix]
 
 
 def _local(context: Context, hardware: Hardware, name: str) -> int:
@@ -200,7 +214,7 @@ def join(arguments: list[str]) -> int:
     if host is not None and not given.imitate:
         check_chips(host)
     more: dict[str, Any] = {"wait": given.wait, "imitate": given.imitate, "tell": say}
-    if host is not None and (given.role == "host" or not joining.is_here(head[0])):
+    if host is not None and (given.role == "host" or not joining.is_here(head[0], given.wait)):
         return joining.follow(head, host, **more)
     if not secret:
         say("warning: anyone who reaches this cluster's ports can run code; give --shared")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import html
 import itertools
@@ -47,7 +48,8 @@ def run(context: Context) -> int:
             interrupts.leave()
         else:
             return 0
-    return interrupts.status
+    ended = context.options.final and interrupts.status == 130
+    return 0 if ended else interrupts.status
 
 
 def bring_up(context: Context) -> Execution:
@@ -140,7 +142,8 @@ def _spending(context: Context, log: EventLog, execution: Execution) -> Spending
     """The account of a run with a budget, which it shares with itself before it was cut off.
 
     By a kill, by the end of its machine (a run of another host may still seem to run), by SIGTERM,
-    or by the budget itself: launched hosts start a command again.
+    or by the budget itself: launched hosts start a command again. A run that was refused before
+    any step began spent nothing, and says nothing of those before it.
     """
     prefix = context.store.prefix
     if context.options.budget is None:
@@ -149,9 +152,16 @@ def _spending(context: Context, log: EventLog, execution: Execution) -> Spending
     def predict(node: Node) -> float | None:
         outputs = Published(execution.published, prefix, context.capacity)
         found = step_facts.state([node], outputs).get(node.key)
-        return found.seconds() if found is not None else None
+        with contextlib.suppress(PonenteError, OSError):  # of the store, by what is known later
+            return found.seconds() if found is not None else None
+        return None
 
-    same = (record for record in runs(prefix) if record.command == context.command)
+    same = (
+        record
+        for record in runs(prefix)
+        if record.command == context.command
+        and not (record.outcome == "failed" and not any(s.attempts for s in record.steps.values()))
+    )
     cut = itertools.takewhile(
         lambda record: (
             record.ending in (KILLED, "running")

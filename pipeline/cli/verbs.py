@@ -83,6 +83,7 @@ FLAGS: dict[str, dict[str, Any]] = {
         metavar="ADDRESS",
         default=os.environ.get("RAY_ADDRESS"),
     ),
+    "final": _switch("exit with 0 when stopped: nothing starts it again"),
     "json": _switch("print one JSON object"),
     "html": _flag("write a page", metavar="FILE"),
     "delete": _switch("delete the listed objects"),
@@ -141,7 +142,7 @@ class Verb:
 
 
 VERBS = {
-    "run": Verb("bring every step up to date", _RUN),
+    "run": Verb("bring every step up to date", (*_RUN, "final")),
     "plan": Verb(
         "what a run would do, and why; of steps every reason; --on: how it does on hardware",
         (*_RUN, "no_learning", "json", "html", "on", "batches", "compile"),

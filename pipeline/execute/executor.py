@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from pipeline import events
-from pipeline.errors import Cancelled, StepFailed, one_line
+from pipeline.errors import Cancelled, InputError, StepFailed, one_line
 from pipeline.events import Event
 from pipeline.execute.backend import Backend
 from pipeline.execute.driver_store import DriverStore
@@ -238,7 +238,11 @@ class Execution:
     ) -> None:
         for message in warnings:
             self._tell(state.node, events.Warned(message))
-        if why := self._refuse(state.node):
+        try:
+            why = self._refuse(state.node)
+        except InputError as error:  # of a step that was up to date when the run began
+            why = str(error)
+        if why:
             return self._fail(state, why, "", f"step {state.node.label} is refused")
         request = self._there.make_request(state, build)
         self._states.move(state, NodePhase.RUNNING)

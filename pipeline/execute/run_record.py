@@ -44,6 +44,7 @@ class Attempt:
     status: str = "running"  # or published, reused, retried, preempted, failed, stopped
     cause: str = ""
     waited: float = 0.0  # of its seconds, those without hardware, as last reported
+    waiting: bool = False  # since then too
 
 
 @dataclass
@@ -89,6 +90,7 @@ class StepRecord:
                 self.state, self.cause = "waiting", cause
                 if self.attempts and self.attempts[-1].status == "running":
                     self.attempts[-1].waited = event.seconds
+                    self.attempts[-1].waiting = not event.over
             case events.Started():
                 self._end("stopped", now, "no end was reported")
                 self.state, self.log = "running", event.log
@@ -98,6 +100,7 @@ class StepRecord:
                 self.progress = f"{amount}, {event.note}" if event.note else amount
                 if self.attempts and self.attempts[-1].status == "running":
                     self.state = "running"  # it may have waited for hardware
+                    self.attempts[-1].waiting = False
             case events.ShardFinished():
                 self.shards += 1
                 self.shard_bytes += event.bytes
@@ -134,6 +137,8 @@ class StepRecord:
             if attempt.status == "running":
                 # Workers put their own time on events, and clocks differ.
                 attempt.ended = max(now, attempt.started)
+                if attempt.waiting:
+                    attempt.waited = attempt.ended - attempt.started
                 attempt.status, attempt.cause = status, cause
 
     def close(self, ended: float) -> None:

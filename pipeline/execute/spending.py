@@ -66,10 +66,11 @@ def uses(record: RunRecord, now: float | None = None) -> Iterator[Use]:
     for step in list(record.steps.values()):  # another thread may add to it
         for attempt in list(step.attempts):
             lasts = attempt.ended is None
-            until = attempt.ended or now or record.last
+            began = attempt.started + attempt.waited
+            until = began if lasts and attempt.waiting else attempt.ended or now or record.last
             killed = lasts and record.spot and record.ending == KILLED
             taken = killed or attempt.status == "preempted"
-            yield Use(step, record.spot, attempt.started + attempt.waited, until, taken)
+            yield Use(step, record.spot, began, until, taken)
 
 
 def ledger(records: list[RunRecord]) -> list[dict[str, Any]]:
@@ -185,19 +186,20 @@ class Spending:
         )
 
     def check(self, nodes: Iterable[Node], graph: Iterable[Node]) -> None:
-        """Raise `InputError` for steps that exceed the whole budget, before anything runs.
-
-        Also for hardware without a price, and for dollars where no step of the graph costs any.
-        """
-        if not any(map(self._rate, graph)):
-            raise InputError(
-                f"budget: expected steps on hardware with a price for {self._budget}, found none; "
-                "give a time such as --budget 3h"
-            )
+        """Raise `InputError` for steps that exceed the whole budget, before anything runs."""
+        self.check_prices(graph)
         refusals = [f"{n.label}: {why}" for n in nodes if (why := self.refusal(n))]
         self._begun.clear()
         if refusals:
             raise InputError("\n".join(refusals))
+
+    def check_prices(self, graph: Iterable[Node]) -> None:
+        """Raise `InputError` for hardware without a price, and for dollars where nothing costs."""
+        if not sum(map(self._rate, graph)):
+            raise InputError(
+                f"budget: expected steps on hardware with a price for {self._budget}, found none; "
+                "give a time such as --budget 3h"
+            )
 
     def reached(self) -> str:
         """Why the run has to stop; empty while something is left."""

@@ -8,6 +8,7 @@ flags are those of cmd/job/submit.go (GoogleCloudPlatform/cluster-toolkit, 2026-
 from __future__ import annotations
 
 import shlex
+from dataclasses import replace
 
 from pipeline.launch.job import Job, Provisioning, join, need_one_slice, need_tpu
 from pipeline.launch.kuberay import image
@@ -23,13 +24,14 @@ def provision(job: Job) -> Provisioning:
     need_one_slice(hardware, "gcluster")
     files, commands = image(job, "gcluster")
     place = f"{_CLUSTER} --location={job.need_zone()}"
+    final = replace(job, command=(*job.command, "--final"))  # else a stopped run begins again
     submit = (
         f"gcluster job submit --name={job.name} {place} --image={job.image}"
         # Google's short names count cores for some generations and chips for others.
         f" --compute-type={names.gke} --topology={hardware.topology}"
         f" --num-slices=1 --restarts={10 if job.spot else 2} --grace-period=2m"
         f"{' --gke-nap-provisioning=spot' if job.spot else ''}"
-        f" --command={shlex.quote(f'exec {join(job, _FIRST)}')}"
+        f" --command={shlex.quote(f'exec {join(final, _FIRST)}')}"
     )
     return Provisioning(
         files=files,

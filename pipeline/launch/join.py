@@ -44,12 +44,21 @@ def shared_secret(url: str) -> str:
     return storage.read_bytes(url).decode()
 
 
-def is_here(address: str) -> bool:
-    """Whether a host name or address is this machine's. Raises `InputError` for an unknown name."""
-    try:
-        found = {str(info[4][0]) for info in socket.getaddrinfo(address, None)}
-    except OSError as error:
-        raise InputError(f"join: cannot resolve the host {address!r} ({error})") from error
+def is_here(address: str, wait: float) -> bool:
+    """Whether a host name or address is this machine's.
+
+    A pod of Kubernetes has no name before its record is published. Raises `InputError` for a name
+    that is unknown after `wait` seconds.
+    """
+    deadline = time.monotonic() + wait
+    while True:
+        try:
+            found = {str(info[4][0]) for info in socket.getaddrinfo(address, None)}
+            break
+        except OSError as error:
+            if time.monotonic() >= deadline:
+                raise InputError(f"join: cannot resolve the host {address!r} ({error})") from error
+            time.sleep(_POLL_SECONDS)
     return bool(found & {a.address for each in psutil.net_if_addrs().values() for a in each})
 
 

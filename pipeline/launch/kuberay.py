@@ -114,8 +114,11 @@ def ray_job(job: Job) -> dict[str, Any]:
         "workerGroupSpecs": [group],
     }
     program, verb, file, *flags = job.command
+    # Neither is a stopped run tried again, nor one whose budget is spent. KubeRay's submitter reads
+    # the entrypoint as a shell does, and would run what follows a semicolon itself.
+    words = [program, verb, f"/app/{file}", *flags, "--cluster", "auto", "--final"]
     spec = {
-        "entrypoint": shlex.join([program, verb, f"/app/{file}", *flags, "--cluster", "auto"]),
+        "entrypoint": shlex.join(words),
         "shutdownAfterJobFinishes": True,
         # The executor survives a lost host; after a lost head the job needs a new cluster.
         "backoffLimit": 10 if job.spot else 2,

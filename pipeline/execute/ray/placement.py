@@ -62,6 +62,13 @@ class HardwareWait:
                 cause = f"waiting for {name}: {missing}"
                 self._emit(events.WaitingForResources(cause, seconds))
 
+    def end(self) -> None:
+        """Report the end of a wait of which anything was reported: it costs nothing until here."""
+        if self._report_at > _FIRST_REPORT_SECONDS:
+            seconds = time.monotonic() - self._begun
+            cause = f"{self._hardware.name} is there"
+            self._emit(events.WaitingForResources(cause, seconds, over=True))
+
 
 def _actor(
     hardware: Hardware,
@@ -120,6 +127,7 @@ def placed(
             lambda: bool(ray.wait([ready], timeout=_POLL_SECONDS)[0]),
             f"not enough free resources for {hardware.processes} processes",
         )
+        waiting.end()
         yield partial(_actor, hardware, group, bundle)
 
 

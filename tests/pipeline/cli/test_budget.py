@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 
-from pipeline import Experiment, local
+import pytest
+
+from pipeline import Experiment, local, pod
 from pipeline.cli import stopping
 from pipeline.execute.run_record import BUDGET_STOP
 from pipeline.execute.spending import Spending
 from pipeline.graph.capacity import Capacity
 from pipeline.pages.record import runs
-from tests.pipeline.execute.rented import Trained, train
+from tests.pipeline.execute.rented import Trained, evaluated, train
 
 
 def build(steps: int = 60, seconds: float = 0.0) -> Trained:
@@ -32,6 +34,39 @@ def test_a_step_that_would_exceed_the_budget_is_refused(ponente, tmp_path):
     assert ponente("plan", *words, "--html", str(page), experiment=EXPERIMENT)[0] == 0
     assert "run would refuse it: budget: expected at most 60 min" in page.read_text()
     assert ponente("plan", "--budget", "40", experiment=EXPERIMENT)[0] == 2
+
+
+def rent(hardware: str = "v7x-8") -> Trained:
+    return evaluated(hardware=pod(hardware))
+
+
+@pytest.mark.parametrize(
+    ("experiment", "found"),
+    [
+        (EXPERIMENT, "expected steps on hardware with a price for $40, found none"),
+        (Experiment(rent), "expected a price of v7x-8 on demand for $40, found none"),
+    ],
+)
+def test_dollars_for_what_has_no_price_are_refused_by_plan_and_run(ponente, experiment, found):
+    """In the same words, also of a step of which a plan knows nothing."""
+    for verb in ("plan", "run"):
+        status, _, err = ponente(verb, "--budget", "$40", experiment=experiment)
+        assert status == 1
+        assert found in err
+
+
+@pytest.mark.slow
+def test_a_refused_start_does_not_renew_a_budget(ponente, monkeypatch):
+    """The first run was cut off by the budget, and each later start of the command is refused."""
+    monkeypatch.setattr(stopping, "BUDGET_SECONDS", 0.05)
+    words = ("run", "--budget", "3s", "--steps", "200", "--final")  # of ten seconds
+    status, _, err = ponente(*words, experiment=EXPERIMENT)
+    assert "stopping: the budget of 3s is reached" in err
+    assert status == 0
+    for _ in range(2):
+        status, _, err = ponente(*words, experiment=EXPERIMENT)
+        assert status == 1
+        assert "budget: 3s is spent" in err
 
 
 def test_hours_between_preemptions_are_a_number_or_a_file(ponente, tmp_path):

@@ -37,5 +37,14 @@ def train(
     return {"steps": len(shards)}
 
 
+@step(output=Trained, version=1)
+def evaluated(
+    run: StepContext, *, text: str = "", hardware: Annotated[Hardware, Runtime] = local()
+) -> Result:
+    """A step of which a plan knows nothing."""
+    del run, text, hardware
+    return {}
+
+
 def trained(hardware: Hardware, steps: int = 1, seconds: float = 0.0) -> Node:
     return as_node(train(steps=steps, seconds=seconds, hardware=hardware))

@@ -51,6 +51,25 @@ def test_a_wait_for_hardware_within_an_attempt_costs_nothing(tmp_path):
     assert use.seconds == 1800
 
 
+def test_a_wait_costs_nothing_after_its_last_report(tmp_path):
+    """While it lasts, once it is over, and if the attempt ends in it."""
+    log = Log(str(tmp_path), RUN).tell("run_started", run=RUN, graph=[node("train")])
+    log.began("train").at(1280)
+    log.tell("waiting_for_resources", "train", cause="none", seconds=1280).at(900)
+
+    def held(now: float) -> float:
+        (use,) = uses(read(str(tmp_path), RUN), now)
+        return use.seconds
+
+    assert held(log.now) == 0
+    over = {"cause": "there", "seconds": 2180, "over": True}
+    log.tell("waiting_for_resources", "train", **over).at(60)
+    assert held(log.now) == 60  # also before it reports anything
+    log.tell("waiting_for_resources", "train", cause="none", seconds=2240).at(500)
+    log.tell("stopped", "train", cause="a signal")
+    assert held(log.now) == 0
+
+
 def test_a_budget_that_is_spent_says_so(tmp_path):
     """And steps that cost nothing may begin, also where the plan knows no end of them."""
     earlier, new = rented_run(str(tmp_path)), RunRecord(RUN, started=START + 9000)

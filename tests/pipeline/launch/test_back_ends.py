@@ -128,7 +128,7 @@ def test_a_job_of_the_cluster_toolkit_has_its_flags_and_a_command_that_joins(har
     ).stdout.splitlines()
     assert said[:4] == ["join", "slice-0.svc:6380", "--hardware", hardware]
     end = said.index("--")
-    assert said[end + 1 :] == [".venv/bin/ponente", *job().command[1:]]
+    assert said[end + 1 :] == [".venv/bin/ponente", *job().command[1:], "--final"]
     launch._parser().parse_args(said[1:end])
 
 
@@ -192,9 +192,24 @@ def test_a_name_fits_every_cloud():
 def test_the_machines_run_what_was_given(typed):
     """Flags of `run`, settings and the store reach the command on the machines."""
     given = ["--only gang", "--keep-going", "--wait 90s", "--no-compile", "--stay True"]
-    given += ["--hardware v6e-16", "--prefix gs://b/x"]
+    given += ["--hardware v6e-16", "--shared gs://a/x,gs://c", "--prefix gs://b/x"]
     words = " ".join(given).split()
     status, out, err = typed("launch", pod_toy.__file__, "--on", "sky", *words)
     assert status == 0, err
     run = next(line for line in out.splitlines() if "ponente run" in line)
     assert [each for each in given if each not in run] == []
+
+
+@pytest.mark.slow
+def test_what_the_machines_cannot_have_is_refused(typed, monkeypatch):
+    """A store on this machine, and prices of this machine's file."""
+    words = ("launch", pod_toy.__file__, "--on", "sky", "--hardware", "v6e-16")
+    words += ("--prefix", "gs://b/x")
+    status, _, err = typed(*words, "--shared", "gs://a/x,/tmp/team")
+    assert status == 1
+    assert "/tmp/team is on this machine; give URLs" in err
+    monkeypatch.setenv("PONENTE_PRICES", "prices.toml")
+    status, _, err = typed(*words, "--budget", "$40")
+    assert status == 1
+    assert "PONENTE_PRICES names here, so --budget $40 would be another amount" in err
+    assert typed(*words, "--budget", "3h")[0] == 0

@@ -304,6 +304,24 @@ def test_a_head_that_does_not_answer_is_named():
         join.follow(("127.0.0.1", 1), HOST, wait=0.0, imitate=True, tell=print)
 
 
+def test_a_name_that_is_published_late_is_asked_for_again(monkeypatch):
+    """As those of pods; one that stays unknown is named."""
+    here, asked = socket.getaddrinfo("127.0.0.1", None), []
+
+    def lookup(name: str, _: None) -> Any:
+        asked.append(name)
+        if name == "never" or len(asked) < 3:
+            raise socket.gaierror("no such name")
+        return here
+
+    monkeypatch.setattr(socket, "getaddrinfo", lookup)
+    monkeypatch.setattr(join, "_POLL_SECONDS", 0.01)
+    assert join.is_here("slice-0.svc", 5.0)
+    assert len(asked) == 3
+    with pytest.raises(InputError, match="cannot resolve the host 'never'"):
+        join.is_here("never", 0.05)
+
+
 @pytest.mark.slow
 def test_a_host_whose_ray_ends_joins_again(monkeypatch):
     """By the status on which its supervisor repeats `join`; the line has Ray's last words."""
