@@ -116,9 +116,12 @@ def _nearest(
     for make in (*near, *further):
         if 0.5 < measure(make()) / target < 2.0 and usable(make()):
             return make
+    known = target, measure(near[0]())
+    if name == "loss":  # which are measured in FLOPs
+        known = tuple(NANOCHAT.loss(flops)[1] * NANOCHAT.nats for flops in known)
     raise InputError(
-        f"recipe: {name}: asked for {target:.4g}; no recipe that fits the hardware comes near, "
-        f"and {near[0]().name} comes to {measure(near[0]()):.4g}"
+        f"recipe: {name}: asked for {known[0]:.4g}; no recipe that fits the hardware comes near, "
+        f"and {near[0]().name} comes to {known[1]:.4g}"
     )
 
 

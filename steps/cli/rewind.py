@@ -104,11 +104,6 @@ def _without(opened: Run, wanted: Sequence[int], options: argparse.Namespace) ->
         )
     at = found[0]
     above = opened.that_did(at)
-    if above is not opened and above.sequences.path != opened.sequences.path and at < opened.began:
-        raise InputError(
-            f"{opened.path}: its last checkpoint before step {wanted[0]:,} is one of {above.path}, "
-            f"which read other data up to step {opened.began:,}; choose a later step"
-        )
     start, end = (rows_read(opened.train, step) for step in (at, opened.train.steps))
     known = {"at": at, "start": start, "end": end, "documents": documents, "from": above.path}
     name = "trained" if above is opened else "before"

@@ -9,7 +9,6 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from models.shape.footprint import training_flops_per_token
 from pipeline.graph.hardware import pod
 from pipeline.pages import readable
 from pipeline.plan.lineage import Ancestor, lineage
@@ -19,8 +18,8 @@ from steps.artifacts import Checkpoint
 from steps.exchange.decontamination import decontaminated, decontamination
 from steps.exchange.source_licenses import escaped, known_licenses, licenses, restrictions
 from steps.pages.run_record import TrainingRun, of_checkpoint
+from steps.scaling_law.points import spent
 from steps.tokens.chat_templates import chat_of
-from training.config.batch_schedule import rows_read
 
 _HOUR = 3600.0
 _TABLE = ["| | |", "|---|---|"]
@@ -33,14 +32,17 @@ def write_cards(
     name: str,
     license: str,
     source_licenses: Sequence[str],
+    at: int | None,
 ) -> None:
+    """Write both; `at` is the step of the checkpoint that was exported, None for the last."""
     ancestors = lineage([model.path])
     known = known_licenses(ancestors)
     card = [*_front(license), f"# {name}", "", *_model(model, written), *_use(model)]
     card += restrictions(known)
     if not model.imported:
         record = of_checkpoint(model, name, ancestors)
-        card += [*_training(model, record, ancestors), *_evaluation(record)]
+        step = model.result["last"]["step"] if at is None else at
+        card += [*_training(model, record, ancestors, step), *_evaluation(record, step)]
     card += _lineage(ancestors)
     _write(folder, "README.md", card)
     data = [f"# Data of {name}", "", *_data(model, ancestors), *licenses(known, source_licenses)]
@@ -96,32 +98,37 @@ def _use(model: Checkpoint) -> list[str]:
     return ["## Use", "", *lines, f"Training sequences had {length:,} tokens.", ""]
 
 
-def _training(model: Checkpoint, record: TrainingRun, ancestors: Sequence[Ancestor]) -> list[str]:
-    config, train, result = model.model, model.train, model.result
-    steps = result["last"]["step"]
-    tokens = train.sequence_length * rows_read(train, steps)
-    flops = tokens * training_flops_per_token(config, train.sequence_length, causal=True)
+def _training(
+    model: Checkpoint, record: TrainingRun, ancestors: Sequence[Ancestor], step: int
+) -> list[str]:
+    train, result = model.train, model.result
+    (all_tokens, all_flops), (after, left) = (spent(model.model, train, n) for n in (0, step))
+    whole = step == result["last"]["step"]
     account = record.account()
     seconds = account.total if account else result["measured"]["seconds"]["total"]
     used = pod(str(result["measured"]["hardware"]))
     price = price_of(used.generation) if used.generation else None
     facts = [
-        ("steps", f"{steps:,}"),
-        ("tokens", f"{tokens:,}"),
-        ("FLOPs", f"{flops:.3g} (causal attention, without recomputation)"),
+        ("steps", f"{step:,}"),
+        ("tokens", f"{all_tokens - after:,}"),
+        ("FLOPs", f"{all_flops - left:.3g} (causal attention, without recomputation)"),
         ("hardware", model.trained_on),
-        ("wall time", readable.duration(seconds)),
-        ("cost", price.of(used.chips * seconds / _HOUR) if price else ""),  # list prices
+        ("wall time", readable.duration(seconds) if whole else ""),
+        ("cost", price.of(used.chips * seconds / _HOUR) if price and whole else ""),  # list prices
         ("searched for evaluation sets", decontaminated(ancestors)),  # DATA.md says what was found
         ("continues", model.input_paths.get("checkpoint", "").rpartition("/")[2]),
     ]
     return ["## Training", "", *_rows(facts)]
 
 
-def _evaluation(record: TrainingRun) -> list[str]:
-    last = [record.scores(name)[-1] for name in record.splits]
+def _evaluation(record: TrainingRun, step: int) -> list[str]:
+    """The held-out losses at a step; empty if it was not evaluated."""
+    every = [(name, row) for name in record.splits for row in record.scores(name)]
+    found = {name: row for name, row in every if row["step"] == step}
+    if not found:
+        return []
     lines = ["## Evaluation", "", "| set | nats per token | bits per byte |", "|---|---|---|"]
-    for name, row in zip(record.splits, last, strict=True):
+    for name, row in found.items():
         bits = f"{row['bits_per_byte']:.4f}" if "bits_per_byte" in row else ""
         lines.append(f"| {name} | {row['loss']:.4f} | {bits} |")
     return [*lines, ""]

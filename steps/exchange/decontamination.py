@@ -57,7 +57,8 @@ def _searches(ancestors: Sequence[Ancestor]) -> list[Ancestor]:
 
 def _caches(ancestors: Sequence[Ancestor]) -> list[Ancestor]:
     """The token caches that the model was trained on, of text or of other rows."""
-    return [each for each in ancestors if each.manifest.step in ("tokenize", "integer_rows")]
+    made = ("tokenize", "integer_rows", "conversations")
+    return [each for each in ancestors if each.manifest.step in made]
 
 
 def _origins(cache: Ancestor, ancestors: Sequence[Ancestor]) -> Iterator[str]:

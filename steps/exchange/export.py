@@ -108,7 +108,7 @@ def export_hf(
     )
     with run.shard("model") as directory:
         written = write_hf_folder(directory, export)
-        write_cards(directory, model, written, name, license, source_licenses)
+        write_cards(directory, model, written, name, license, source_licenses, at)
     size = f"{written['bytes'] / 1e9:,.2f} GB in {len(written['files'])} files"
     return {**written, "headline": [f"{written['architecture']}, {dtype}, {size}"]}
 

@@ -90,14 +90,16 @@ class LivePages:
         if path.endswith("/"):
             names = "".join(f"{name}\n" for name in storage.list_names(url))
             return Answer(names.encode(), TEXT) if names else None
-        size = sum(size for _, size in append.objects(url)) if kind else 0
+        parts = append.objects(url) if kind else []
+        size = sum(size for _, size in parts)
         if kind is None or not storage.exists(url):
             return None
         if size > _MOST_BYTES:
             raise InputError(
                 f"{url} has {size:,} bytes, of which this server reads {_MOST_BYTES:,}"
             )
-        return Answer(append.Tail(url).more(), kind)
+        whole = [name for name, _ in parts] == [url]
+        return Answer(storage.read_bytes(url) if whole else append.Tail(url).more(), kind)
 
     def _inside(self, url: str) -> bool:
         """Whether a file is in the store also where a name in its path is a link."""

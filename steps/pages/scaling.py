@@ -214,7 +214,7 @@ def _epochs(trained: Checkpoint, point: Point) -> float:
 def _checkpoint(scored: Artifact) -> Checkpoint:
     if "evaluations" in scored.result:
         return Checkpoint(scored.path, scored.manifest)
-    path = scored.input_paths["checkpoint"]
+    path = scored.input_paths.get("checkpoint") or scored.input_paths["model"]
     found = load(path)
     if found is None:
         raise InputError(f"scaling: {path}, which {scored.path} scored, is gone; run again")

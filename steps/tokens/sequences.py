@@ -188,6 +188,10 @@ def mix(
 def _common_length(sequences: tuple[Sequences, ...]) -> int:
     first = sequences[0]
     for part in sequences:
+        if part.order is not None:
+            raise InputError(
+                f"mix: {part.path} leaves documents out of one order; mix first, then `without`"
+            )
         if part.parts:
             raise InputError(f"mix: {part.path} is a mixture already; mix its inputs instead")
         for what, found, expected in (

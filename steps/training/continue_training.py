@@ -19,7 +19,6 @@ from steps.declared import check_training, nearest_setting
 from steps.training.budget import resolved
 from steps.training.plan.continued import (
     check_data,
-    check_end,
     check_state,
     checkpoint_at,
     continued_optimizer,
@@ -107,13 +106,12 @@ def extend(
             'as of warm_start(..., take="model")'
         )
         take = "model"
-    elif not continues(checkpoint.sequences.manifest.content, sequences.manifest):
+    elif not continues(checkpoint.sequences.manifest.content, sequences):
         raise InputError(
             f"extend: {checkpoint.path} was trained on {checkpoint.sequences.path}, these "
             f"sequences are {sequences.path}; to train on other data use warm_start"
         )
     else:
-        check_end(sequences, train)
         done, first = checkpoint.train.steps, checkpoint.first_steps
         optimizer = optimizer.continued(at or done, train.steps, first)
     shape, start = model or checkpoint.model, _start(checkpoint, model, take, at)

@@ -29,7 +29,7 @@ from steps.gang import FLAGS, TRACKING, joined
 from steps.scaling_law.forecast import forecast_row, score, sentence
 from steps.training.budget import check_budget, resolved, told_epochs
 from steps.training.measured_step import measured_step
-from steps.training.plan.continued import CHECKPOINTS
+from steps.training.plan.continued import CHECKPOINTS, check_end
 from steps.training.plan.facts import ELSEWHERE, training_facts
 from training.config import OptimizerConfig, TrainConfig
 from training.config.batch_schedule import kept_for_good, rows_read
@@ -115,6 +115,7 @@ def run_training(
             f"{cache.path}: no validation tokens, which the loss curve needs; "
             'sample with splits=(("validation", tokens),)'
         )
+    check_end(sequences, train)
     settings = model, optimizer, train
     earlier = run.claim(CHECKPOINTS).values()  # this attempt becomes their owner
     saved = ((shard.result["step"], storage.join(run.root, shard.root)) for shard in earlier)

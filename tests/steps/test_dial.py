@@ -182,6 +182,7 @@ def test_a_price_of_ones_own_counts(tmp_path, monkeypatch):
         ({"dollars": 0.01}, r"asked for 0\.01; no .* nanochat d1 comes to 0\.8"),
         ({"dollars": 10, "hardware": "6xh100"}, "asked for 10; no recipe .* comes to 0$"),
         ({"tokens": 1e6}, r"asked for 1e\+06; no .* nanochat d1 comes to 5\.269e\+07"),
+        ({"loss": 1.2}, r"asked for 1\.2; no .* nanochat d66 of width 4096 comes to 1\.8\d+$"),
         ({"parameters": 1e13}, r"asked for 1e\+13; no .* nanochat d66 of width 4096 comes to "),
     ],
 )

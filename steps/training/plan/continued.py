@@ -12,7 +12,6 @@ from pipeline.identity import digests
 from pipeline.store import storage
 from pipeline.store.builds import find_build
 from pipeline.store.ledger import Ledger
-from pipeline.store.manifest import Manifest
 from steps.artifacts import Checkpoint, Sequences
 from training.config import OptimizerConfig, TrainConfig
 from training.config.batch_schedule import kept_for_good, rows_read
@@ -117,17 +116,19 @@ def check_data(node: Node, results: Results) -> None:
         return
     (path, made), (there, shuffled) = places[before], places[sequences]
     was = made.inputs.get("sequences")
-    if was is not None and not continues(was["digest"], shuffled):
+    if was is not None and not continues(was["digest"], Sequences(there, shuffled)):
         raise InputError(
             f"extend: {path} was trained on {was['directory']}, these sequences are {there}; to "
             "train on other data use warm_start"
         )
 
 
-def continues(content: str, sequences: Manifest) -> bool:
+def continues(content: str, sequences: Sequences) -> bool:
     """Whether sequences are those of this content, or these without some documents."""
-    order = sequences.inputs.get("order")
-    return content in (sequences.content, order and order["digest"])
+    above: Sequences | None = sequences
+    while above is not None and above.manifest.content != content:
+        above = above.order
+    return above is not None
 
 
 def check_end(sequences: Sequences, train: TrainConfig) -> None:
@@ -135,8 +136,8 @@ def check_end(sequences: Sequences, train: TrainConfig) -> None:
     end, rows = sequences.result.get("end"), rows_read(train, train.steps)
     if end is not None and rows > end:
         raise InputError(
-            f"extend: {train.steps:,} steps read {rows:,} sequences, and {sequences.path} leaves "
-            f"its documents out of the first {end:,}; give `without` end={rows}"
+            f"{train.steps:,} steps read {rows:,} sequences, and {sequences.path} leaves its "
+            f"documents out of the first {end:,}; give `without` end={rows}"
         )
 
 

@@ -97,6 +97,8 @@ def declared_run(node: Node, results: Results) -> DeclaredRun | None:
 
 def _epochs(sequences: Node, train: TrainConfig, results: Results) -> tuple[float, ...]:
     """How often the run reads each source; empty where the size of one is not known."""
+    while "order" in sequences.inputs:  # without documents, an order of as many rows
+        sequences = sequences.inputs["order"]
     length, read = train.sequence_length, rows_read(train, train.steps)
     parts = [n for n in sequences.inputs.values() if issubclass(n.output, Sequences)]
     counts = [_rows(part, length, results) for part in parts or [sequences]]

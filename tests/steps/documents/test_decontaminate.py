@@ -13,7 +13,7 @@ import pytest
 from pipeline import InputError
 from pipeline.errors import StepFailed
 from pipeline.plan.lineage import lineage
-from steps import byte_tokenizer, sample, tokenize, train_tokenizer
+from steps import byte_tokenizer, conversations, sample, tokenize, train_tokenizer
 from steps.artifacts import TokenCache
 from steps.documents.decontaminate import decontaminate
 from steps.documents.evaluation_texts import EvaluationTexts, evaluation_texts, harness_texts
@@ -223,6 +223,15 @@ def test_cards_say_what_the_data_were_searched_for(tmp_path, source, questions):
         lines = decontamination(ancestors)
         assert row in lines
         assert sum(line.startswith("Not searched") for line in lines) == missing
+    (tmp_path / "chats.jsonl").write_text(
+        json.dumps({"messages": [{"role": r, "content": "hello"} for r in ("user", "assistant")]})
+    )
+    chats = conversations(
+        str(tmp_path / "chats.jsonl"), byte_tokenizer(), template="alpaca", sequence_length=64
+    )
+    ancestors = lineage([searched.path, built(store, chats, TokenCache).path])
+    assert decontaminated(ancestors) == ""
+    assert "Not searched for evaluation sets: conversations." in decontamination(ancestors)
     alone = lineage([built(store, tokenize(whole, byte_tokenizer()), TokenCache).path])
     assert decontaminated(alone) == ""
     assert [line for line in decontamination(alone) if line][1:] == [

@@ -13,6 +13,7 @@ from data.cache.token_array import TokenArray
 from models.generate.generate import generate
 from models.hf.architectures import to_json
 from pipeline.store import storage
+from steps.exchange.card import write_cards
 from steps.exchange.hf.tokenizer_files import write_tokenizer_files
 from tests.models.test_transformers import theirs as logits_of
 from tests.pipeline.helpers import bring_up
@@ -153,6 +154,13 @@ def test_an_imported_model_is_evaluated_and_trained_on(store, theirs):
     )
     assert written == found[0, len(prompt) :].tolist()
     check_cards(out, trained)
+    write_cards(f"{store}/at", trained, out.result, "mine", "", (), at=STEPS - 1)
+    card = storage.read_bytes(f"{store}/at/README.md").decode()
+    assert f"| steps | {STEPS - 1:,} |" in card
+    tokens = (STEPS - 1) * MINI.training.batch_size * LENGTH
+    assert f"| tokens | {tokens:,} |" in card
+    assert "## Evaluation" not in card  # that step was not evaluated
+    assert "wall time" not in card
 
 
 def check_cards(out, trained):

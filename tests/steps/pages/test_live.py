@@ -301,6 +301,16 @@ def bucket(tmp_path) -> Iterator[tuple[FakeGCS, list[str]]]:
         yield server, bench.fill(130, tmp_path)
 
 
+def test_what_a_bucket_holds_is_answered_whole():
+    """A report and a table of an output, each one object."""
+    pages, output = LivePages("memory://live"), f"train-{'0' * 20}"
+    for path in ("reports/mine/report.html", f"{output}/attempts/1/history.csv"):
+        storage.write_atomic(f"memory://live/{path}", b"all of it")
+        found = pages(path, {})
+        assert found is not None
+        assert found.body == b"all of it"
+
+
 def test_a_refresh_reads_what_has_changed_and_writes_nothing(bucket, monkeypatch):
     """One listing and one for each run in progress; of a log that has grown its new part."""
     server, runs = bucket

@@ -78,6 +78,14 @@ def as_scored(run: StepContext, checkpoint: Checkpoint) -> Result:
     return {"rows": checkpoint.result["evaluations"]}
 
 
+@step(output=Scores, version=1)
+def as_followed(run: StepContext, model: Checkpoint) -> Result:
+    """What `follow` says of it: rows of several steps."""
+    del run
+    rows = model.result["evaluations"]
+    return {"rows": [*({**row, "step": 1, "loss": 9.0} for row in rows), *rows]}
+
+
 def rung(model, tokens, **changes):
     return as_trained(SEQUENCES, model, OPTIMIZER, TRAIN, tokens=tokens, **changes)
 
@@ -142,7 +150,7 @@ def test_selected_runs_and_another_split_are_fitted(tmp_path):
         for model in MODELS
         for each in ladder(best, [model], flops=(120.0 * model.parameter_count**2,), length=LENGTH)
     ]
-    runs[-1] = as_scored(runs[-1])
+    runs[-2:] = as_followed(runs[-2]), as_scored(runs[-1])
     events = []
     wanted = scaling(tuple(runs), split="code", resamples=20)
     found = published(str(tmp_path), wanted, events=events)

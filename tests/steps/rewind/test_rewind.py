@@ -15,7 +15,8 @@ import steps
 from data.batches.dataset import Dataset
 from data.batches.loader import Loader
 from models.jax_numerics import fixed_numerics
-from pipeline.errors import InputError
+from pipeline.errors import InputError, StepFailed
+from pipeline.graph.step import as_node
 from steps.checkpoints.load import load
 from steps.cli import rewind as verb
 from steps.cli import trace_document as trace_verb
@@ -23,6 +24,7 @@ from steps.pages.compare import record_named
 from steps.rewind.batch import Rewinder
 from steps.rewind.run import open_run
 from steps.rewind.sights import trace
+from steps.training.plan.declared_run import declared_run
 from tests.pipeline.helpers import ledgers
 from tests.steps.built import built
 from tests.steps.rewind import kinds
@@ -294,6 +296,24 @@ def test_an_extended_run_without_documents_begins_at_a_checkpoint_of_the_one_bef
             assert ((batch != first).any(axis=1) == shown).all()
             rows = rewinder.batch(step, losses=False).rows
             assert own not in [each.origin.id for row in rows for each in row.documents]
+        (other,) = {rows[0].documents[0].origin.id}  # of the last step
+
+    # And a second time, from the same checkpoint: both are left out.
+    (tmp_path / "ids.txt").write_text(f"{other}\n")
+    asked = [again.path, "10", "--without", str(tmp_path / "ids.txt"), "--json"]
+    assert verb.run(asked) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert (said["at"], said["from"]) == (8, runs["lines"][0].path)
+    names |= {"sequences": made["without"], "trained": made["again"]}
+    exec(said["declaration"], {**names, "train": runs["extended"][0].train}, made := {})
+    twice = built(runs["store"], made["again"], steps.Checkpoint)
+    with Rewinder(open_run(twice.path)) as rewinder:
+        for step in range(9, 15):
+            rows = rewinder.batch(step, losses=False).rows
+            shown = {each.origin.id for row in rows for each in row.documents}
+            assert not shown & {own, other}
+    plans = [declared_run(as_node(n), {}) for n in (runs["nodes"]["extended"], made["again"])]
+    assert plans[0].epochs == plans[1].epochs != ()
 
 
 @pytest.mark.parametrize("weights", [(3.0, 1.0), (1.0, 0.0)])
@@ -327,6 +347,12 @@ def test_a_part_of_a_mixture_is_replaced_by_the_same_part_while_it_is_read(runs,
         expected |= dict(zip(mine, free, strict=False))
         left = 24 if weights[-1] else max(expected.values()) + 1
     assert moved == expected
+    with pytest.raises(StepFailed, match="leaves documents out of one order; mix first"):
+        built(runs["store"], steps.mix((node, sequences[0]), weights=(1.0, 1.0)), steps.Sequences)
+    trained = steps.train(node, kinds.MODEL, kinds.OPTIMIZER, kinds.TRAIN)
+    assert len(declared_run(as_node(trained), {}).epochs) == 2
+    with pytest.raises(StepFailed, match=r"10 steps read 80 sequences.*give `without` end=80"):
+        built(runs["store"], trained, steps.Checkpoint)
 
 
 def test_the_verbs(runs, capsys, tmp_path):
