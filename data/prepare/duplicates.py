@@ -51,7 +51,9 @@ class Share(NamedTuple):
 def sign_shard(directory: str, work: tuple[DocumentItem, Comparison]) -> Mapping[str, Any]:
     """Shard writer: the keys, ids and ranks of an item's documents."""
     item, comparison = work
-    item = item._replace(columns=tuple(dict.fromkeys((*COLUMNS, comparison.by))))
+    # Where invalid rows are skipped, the other columns too decide which rows are documents.
+    if not any(unit.skip_invalid for _, units in item.parts for unit in units):
+        item = item._replace(columns=tuple(dict.fromkeys((*COLUMNS, comparison.by))))
     keys = [np.empty((0, comparison.bands, comparison.words), np.uint64)]
     rows = [np.empty(0, np.int64)]
     documents = 0

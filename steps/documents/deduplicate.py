@@ -38,7 +38,7 @@ def _check(arguments: Mapping[str, Any]) -> None:
         )
 
 
-@step(output=Documents, version=1, cpus=0, check=_check, facts=source_license, environment=HUB)
+@step(output=Documents, version=2, cpus=0, check=_check, facts=source_license, environment=HUB)
 def deduplicate(
     run: StepContext,
     documents: DocumentSource,

@@ -234,3 +234,16 @@ def test_skipped_rows_are_skipped_wherever_they_are_read(tmp_path):
     assert sorted(ids) in (["a", "c"], ["b", "c"])
     assert made.result["dropped"]["null"] == 1
     assert made.result["documents_seen"] == 4
+
+
+def test_a_row_without_its_other_columns_is_skipped_wherever_it_is_read(tmp_path):
+    """A kept column that is not UTF-8 shifts no row, though it is not compared."""
+    urls = pa.array([b"\xff", b"u", b"v", b"w", b"x"], pa.binary()).view(pa.string())
+    texts = ["one", "same", "same", "other", "last"]
+    table = pa.table({"id": list("abcde"), "text": texts, "url": urls})
+    pq.write_table(table, tmp_path / "s.parquet")
+    fields = Fields(columns=("url",), skip_invalid=True)
+    node = deduplicate(str(tmp_path / "s.parquet"), near=False, fields=fields)
+    made = published(tmp_path / "store", node)
+    assert [row["text"] for row in rows(made)] == ["same", "other", "last"]
+    assert made.result["dropped"] == {"duplicate text": 1, "invalid": 1}
