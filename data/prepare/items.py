@@ -48,10 +48,14 @@ def read_documents(
             yield split, batch
 
 
-def stored_unit(file: str, score: str = "score") -> Unit:
-    """All rows of a file that a step wrote, with its other columns, one of which is the score."""
+def stored_unit(file: str, fields: Fields = Fields()) -> Unit:
+    """All rows of a file that a step wrote, with its other columns.
+
+    `fields` names the one that is the score, and says which rows to skip.
+    """
     state = file_state(file)
-    whole, groups = columnar.row_groups(file, state, Fields(score=score))
+    own = Fields(score=fields.score, skip_nulls=fields.skip_nulls, skip_invalid=fields.skip_invalid)
+    whole, groups = columnar.row_groups(file, state, own)
     with columnar.open_parquet(file, state) as parquet:
         others = tuple(name for name in parquet.schema_arrow.names if name not in COLUMNS)
     return replace(

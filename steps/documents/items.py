@@ -28,7 +28,8 @@ def document_items(
 
     Args:
         documents: documents, each shard of which is one item, or a source (see `data/source.py`).
-        fields: names of a source's columns; documents of a step have all of theirs.
+        fields: names of a source's columns, and which rows to skip; documents of a step have all
+            of their columns.
     """
     from data.prepare.items import DocumentItem
     from data.read.unit import small_together
@@ -36,7 +37,7 @@ def document_items(
     from data.select.split_writer import COLUMNS
 
     if isinstance(documents, Documents):
-        items = _stored(documents)
+        items = _stored(documents, fields)
     else:
         groups = small_together(list_units(documents, fields))
         columns = (*COLUMNS, *fields.columns)
@@ -44,8 +45,11 @@ def document_items(
     return {f"documents/{number:06d}": item for number, item in enumerate(items)}
 
 
-def stored_units(documents: Documents, score: str) -> list[Unit]:
-    """The files of documents that have no held-out splits; `InputError` for others."""
+def stored_units(documents: Documents, fields: Fields) -> list[Unit]:
+    """The files of documents that have no held-out splits; `InputError` for others.
+
+    `fields` is as in `data.prepare.items.stored_unit`.
+    """
     from data.prepare.items import stored_unit
 
     if held_out := [name for name in documents.splits if name != TRAIN]:
@@ -54,17 +58,17 @@ def stored_units(documents: Documents, score: str) -> list[Unit]:
             f"{', '.join(held_out)}; sample first, or give what was not sampled"
         )
     files = [file for _, file in documents.files(TRAIN)]
-    return concurrently(partial(stored_unit, score=score), files, documents.home)
+    return concurrently(partial(stored_unit, fields=fields), files, documents.home)
 
 
-def _stored(documents: Documents) -> list[DocumentItem]:
+def _stored(documents: Documents, fields: Fields) -> list[DocumentItem]:
     """The shards of another step's output, without those that have no documents."""
     from data.prepare.items import DocumentItem, stored_unit
     from data.select.split_writer import COLUMNS
 
     parts = [files for files in documents.parts().values() if files]
     urls = [url for files in parts for url in files.values()]
-    units = by_item(stored_unit, urls, documents.home)
+    units = by_item(partial(stored_unit, fields=fields), urls, documents.home)
     return [
         DocumentItem(
             tuple((split, (units[files[split]],)) for split in documents.splits if split in files),

@@ -101,7 +101,7 @@ def choose_documents(request: Request) -> Chosen:
             progress=lambda done, total: run.progress(done, total, "files listed"),
         )
     else:
-        units = stored_units(request.source, request.fields.score)
+        units = stored_units(request.source, request.fields)
     groups = enumerate(_to_count(units))
     items = {f"survey/{index:06d}": (group, filter) for index, group in groups}
     surveyed = run.map(survey_shard, items)

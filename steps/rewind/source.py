@@ -109,8 +109,8 @@ def _read_by(documents: Documents, name: str) -> tuple[list[Unit], Documents | N
     if of_sample:
         from data.read.unit import small_together
 
-        score = settings_of(documents)["score"]
-        return list(list(small_together(stored_units(above, score)))[number]), above
+        units = stored_units(above, fields_of(documents))
+        return list(list(small_together(units))[number]), above
     from data.prepare.items import stored_unit
 
     files = [parts for parts in above.parts().values() if parts][number]

@@ -198,6 +198,47 @@ def breaks(document):
     return True
 
 
+def score_of_most(document):
+    return {"quality": None if document["id"] in ("d3", "d200") else 1.0}
+
+
+def test_documents_of_a_step_without_a_score_are_skipped_if_asked(tmp_path, source):
+    """As rows of a source are; what a step wrote may have nulls in its own columns."""
+    scored = map_documents(source, by=score_of_most, columns=(("quality", "float64"),))
+    some = {"tokens": -1, "score": "quality", "min_score": 0.5}
+    with pytest.raises(StepFailed, match=r"found null; .* skip_nulls=True"):
+        published(tmp_path / "store", sample(scored, **some))
+    made = published(tmp_path / "store", sample(scored, **some, skip_nulls=True))
+    assert len(rows(made)) == 298
+    assert made.result["dropped"]["null"] == 2
+
+
+@step(output=Documents, version=1)
+def without_some(run, documents: Documents):
+    return documents_result(run, run.map(nulls_shard, document_items(documents)), documents)
+
+
+def nulls_shard(directory, item):
+    from data.prepare.items import DocumentWriter, read_documents
+
+    with DocumentWriter(directory) as out:
+        for split, batch in read_documents(item):
+            ids = [None if id == "d3" else id for id in batch.column("id").to_pylist()]
+            out.write(split, batch.set_column(0, "id", pa.array(ids, pa.string())))
+    return out.result
+
+
+def test_every_step_skips_rows_of_a_step_if_asked(tmp_path, source):
+    """A step of one's own may write a null; the message says what to do."""
+    holed = without_some(sample(source, tokens=-1))
+    with pytest.raises(StepFailed, match=r"found null; .* skip_nulls=True"):
+        published(tmp_path / "store", map_documents(holed, by=Prefix("see: ")))
+    node = map_documents(holed, by=Prefix("see: "), fields=Fields(skip_nulls=True))
+    made = published(tmp_path / "store", node)
+    assert len(rows(made)) == 299
+    assert made.result["dropped"] == {"null": 1}
+
+
 def other_column(document):
     return {"half": 1}
 
