@@ -14,7 +14,7 @@ import pyarrow as pa
 from data.prepare.items import DocumentItem, DocumentWriter
 from data.read.retry import redact
 from data.read.unit import Unit
-from data.read.values import most_tokens_of
+from data.read.values import impossible_counts, most_tokens_of
 from data.read.work_units import read_units
 from data.select.split_writer import COLUMNS
 from data.select.write_sample import EMPTY_TEXT
@@ -232,14 +232,19 @@ def _changed(call: Any, function: Function, document: Document, answer: Any) -> 
             f"{name_of(call)} returned a text with half a surrogate pair, which is no UTF-8"
         ) from None
     if made["text"] != document["text"] and made["token_count"] == document["token_count"]:
-        before = max(1, len(document["text"].encode()))
-        made["token_count"] = max(1, round(document["token_count"] * after / before))
+        before = len(document["text"].encode())
+        made["token_count"] = _scaled(document["token_count"], before, after)
     if not 0 <= made["token_count"] <= most_tokens_of(after):
         raise TypeError(
             f"{name_of(call)} returned a token_count of {made['token_count']:,} for a text of "
             f"{after:,} bytes; leave it out"
         )
     return made
+
+
+def _scaled(tokens: int, before: int, after: int) -> int:
+    """The token count of a text, by its bytes before a change and after it."""
+    return max(1, round(tokens * after / max(1, before)))
 
 
 def _shown(schema: pa.Schema) -> str:
@@ -284,7 +289,37 @@ def _made_batch(
         )
     lost = np.isin(batch.column("id"), table.column("id"), invert=True)
     dropped = batch.filter(pa.array(lost))
-    return kept[0] if kept else pa.RecordBatch.from_pylist([], schema), {name_of(call): dropped}
+    made = kept[0] if kept else pa.RecordBatch.from_pylist([], schema)
+    return _counted(call, batch, made, place), {name_of(call): dropped}
+
+
+def _counted(
+    call: Any, batch: pa.RecordBatch, made: pa.RecordBatch, place: _Where
+) -> pa.RecordBatch:
+    """What a function made of a batch, with each `token_count` as `_changed` has it."""
+    ids, own = batch.column("id").to_pylist(), made.column("id").to_pylist()
+    if ids == own:
+        pairs = [(row, row) for row in range(len(ids))]
+    else:  # of an id that is there twice, it is not known which row was changed
+        times, rows = Counter(ids), {id: row for row, id in enumerate(ids)}
+        pairs = [(rows[id], row) for row, id in enumerate(own) if times[id] == 1]
+    names = ("text", "token_count")
+    (texts, counts), (new, after) = ([b.column(n) for n in names] for b in (batch, made))
+    tokens = after.to_pylist()
+    for old, row in pairs:
+        # Values of Arrow are compared without being made into Python's.
+        if counts[old] == after[row] and texts[old] != new[row]:
+            before, size = (len(text.as_buffer()) for text in (texts[old], new[row]))
+            tokens[row] = _scaled(tokens[row], before, size)
+    index = made.schema.get_field_index("token_count")
+    made = made.set_column(index, made.schema.field(index), pa.array(tokens, pa.int64()))
+    if wrong := impossible_counts(made, 0):
+        row = min(wrong)
+        raise InputError(
+            f"{place(0)} and after it: {name_of(call)} returned id {own[row]!r}: {wrong[row]}, or "
+            "leave the column as it is"
+        )
+    return made
 
 
 def _decided_batch(
@@ -307,6 +342,12 @@ def _decided_batch(
             raise InputError(
                 f"{place(0)} and after it: {name_of(call)} returned {len(values)} answers for "
                 f"{batch.num_rows} documents; return one each"
+            )
+        booleans = getattr(answer, "type", None) == pa.bool_()
+        if None in values and (booleans or any(isinstance(v, bool) for v in values)):
+            raise InputError(
+                f"{place(values.index(None))}: {name_of(call)} returned a null among booleans; "
+                "expected True or False for each document, or reasons and None"
             )
         for row, value in enumerate(values):
             if value is False or value:

@@ -46,7 +46,7 @@ def _calls(given: Call | tuple[Call, ...]) -> tuple[Call, ...]:
     return given if isinstance(given, tuple) else (given,)
 
 
-@step(output=Documents, version=1, cpus=0, check=_check, facts=source_license, environment=HUB)
+@step(output=Documents, version=2, cpus=0, check=_check, facts=source_license, environment=HUB)
 def map_documents(
     run: StepContext,
     documents: DocumentSource,
@@ -68,7 +68,8 @@ def map_documents(
             dataclasses with `__call__` give it arguments, which are part of the key.
         version: of the function; raise it when a change of its code changes the output.
         columns: (name, Arrow type) of the columns that the function adds.
-        batched: the function takes and returns a `pyarrow.RecordBatch` of up to 1,024 documents.
+        batched: the function takes and returns a `pyarrow.RecordBatch` of up to 1,024 documents. A
+            row is what became of the document of its id; one of a new id needs a `token_count`.
         skip_failed: drop and count documents with which the function raises an error.
         fields: names of a source's columns, and which others to keep.
 
@@ -85,7 +86,7 @@ def map_documents(
     return documents_result(run, written, documents)
 
 
-@step(output=Documents, version=1, cpus=0, check=_check, facts=source_license, environment=HUB)
+@step(output=Documents, version=2, cpus=0, check=_check, facts=source_license, environment=HUB)
 def filter_documents(
     run: StepContext,
     documents: DocumentSource,
@@ -107,7 +108,7 @@ def filter_documents(
         version: of the functions; raise it when a change of their code changes the output.
         columns: (name, Arrow type) of the columns that the functions add.
         batched: the functions take a `pyarrow.RecordBatch` of up to 1,024 documents and return an
-            answer for each: booleans, or reasons and None.
+            answer for each: booleans without nulls, or reasons and None.
         skip_failed: drop and count documents with which a function raises an error.
         fields: names of a source's columns, and which others to keep.
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 
 import pyarrow as pa
+import pyarrow.compute
 import pyarrow.parquet as pq
 import pytest
 
@@ -116,6 +117,13 @@ def upper(batch):
     return batch.set_column(batch.schema.get_field_index("text"), "text", texts)
 
 
+def first_half(batch):
+    """Also in another order, and without some."""
+    made = batch.take(list(range(batch.num_rows - 1, 1, -1)))
+    halves = pa.array([halve({"text": text}) for text in made.column("text").to_pylist()])
+    return made.set_column(made.schema.get_field_index("text"), "text", halves)
+
+
 def even(batch):
     return [None if n % 2 == 0 else "odd" for n in range(batch.num_rows)]
 
@@ -123,6 +131,12 @@ def even(batch):
 def test_batched_functions_give_what_the_same_one_by_one_does(tmp_path, source):
     big = published(tmp_path / "map", map_documents(source, by=upper, batched=True))
     assert [row["text"] for row in rows(big)] == [text.upper() for text in TEXTS]
+    cut, again = (
+        published(tmp_path / "cut", map_documents(source, by=by, batched=by is first_half))
+        for by in (first_half, halve)
+    )
+    counts = {row["id"]: row["token_count"] for row in rows(again)}
+    assert all(row["token_count"] == counts[row["id"]] for row in rows(cut))
     half = published(tmp_path / "filter", filter_documents(source, keep=even, batched=True))
     assert len(rows(half)) == 150
     assert half.result["dropped"] == {"odd": 150}
@@ -184,20 +198,6 @@ def test_sampling_documents_is_sampling_the_same_rows(tmp_path, source):
         published(tmp_path / "store", again)
 
 
-def nothing(document):
-    """A function that forgets to return."""
-
-
-def a_number(document):
-    return 3
-
-
-def breaks(document):
-    if document["id"] == "d7":
-        raise ValueError("seven")
-    return True
-
-
 def score_of_most(document):
     return {"quality": None if document["id"] in ("d3", "d200") else 1.0}
 
@@ -239,12 +239,39 @@ def test_every_step_skips_rows_of_a_step_if_asked(tmp_path, source):
     assert made.result["dropped"] == {"null": 1}
 
 
+def nothing(document):
+    """A function that forgets to return."""
+
+
+def a_number(document):
+    return 3
+
+
+def breaks(document):
+    if document["id"] == "d7":
+        raise ValueError("seven")
+    return True
+
+
 def other_column(document):
     return {"half": 1}
 
 
 def no_count(document):
     return {"token_count": -5}
+
+
+def no_counts(batch):
+    counts = pa.array([9999 if n == 3 else 1 for n in range(batch.num_rows)])
+    return batch.set_column(batch.schema.get_field_index("token_count"), "token_count", counts)
+
+
+def null_of_some(batch):
+    return pa.compute.if_else(pa.compute.equal(batch.column("id"), "d7"), None, True)
+
+
+def null_of_all(batch):
+    return pa.nulls(batch.num_rows, pa.bool_())
 
 
 def missing_file(document):
@@ -272,6 +299,15 @@ def raises(batch):
         ),
         (lambda s: filter_documents(s, keep=missing_file, skip_failed=True), r"model\.bin"),
         (lambda s: map_documents(s, by=no_count), "returned a token_count of -5"),
+        (
+            lambda s: map_documents(s, by=no_counts, batched=True),
+            r"no_counts returned id 'd3': expected a 'token_count' of 0 to \d+, found 9,999",
+        ),
+        (
+            lambda s: filter_documents(s, keep=null_of_some, batched=True),
+            "document 7 .*, id 'd7': null_of_some returned a null among booleans",
+        ),
+        (lambda s: filter_documents(s, keep=null_of_all, batched=True), "a null among booleans"),
         (lambda s: map_documents(s, by=raises, batched=True), "raises failed with ZeroDivision"),
         (lambda s: filter_documents(s, keep=raises, batched=True), "raises failed with ZeroDiv"),
         (
