@@ -64,6 +64,7 @@ def clean_shard(
     counts = Counter[str](documents=0, pieces=0, tokens=0)
     with DocumentWriter(directory) as out:
         for split, batch in read_documents(item, tally):
+            out.read(batch)
             hits = find_hits(_table(table), batch.column("text"))
             count_hits(found, names, batch, hits)
             if cut is None:

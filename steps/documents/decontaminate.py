@@ -81,7 +81,7 @@ def _check(arguments: Mapping[str, Any]) -> None:
 
 @step(
     output=Documents,
-    version=1,
+    version=2,
     name="decontaminate",
     cpus=0,
     check=_check,

@@ -23,7 +23,7 @@ def documents_result(
     """The result of a step whose shards `data.prepare.items.DocumentWriter` wrote.
 
     `documents_seen` is the sum of `documents_kept` and of `dropped`, the number of documents by
-    reason, unless a map made several of one; `tokens_seen` likewise of `tokens_kept` and
+    reason, unless several were made of one; `tokens_seen` likewise of `tokens_kept` and
     `dropped_tokens`, unless texts changed. `examples` has some documents of each reason.
 
     Args:

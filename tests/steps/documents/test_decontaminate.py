@@ -131,6 +131,8 @@ def test_spans_are_removed_and_nothing_is_found_again(tmp_path, source, question
     assert about["cut"]["documents"] == about["sets"]["quiz"]["documents"]
     assert about["cut"]["pieces"] == 2 * about["cut"]["documents"]
     assert about["cut"]["tokens"] == tokens - made.result["tokens_kept"] > 0
+    received = (made.result["documents_seen"], made.result["tokens_seen"])
+    assert received == (len(TEXTS), tokens)
     again = published(store, decontaminate(node, questions, remove="span"))
     assert again.result["contamination"]["sets"]["quiz"]["hits"] == 0
     assert again.result["documents_seen"] == again.result["documents_kept"] == len(found)
