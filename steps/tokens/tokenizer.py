@@ -50,7 +50,7 @@ def _check(arguments: Mapping[str, Any]) -> None:
         raise InputError(f"tokenizer: vocab_size={size}: expected at least 1; leave it out")
 
 
-@step(output=Tokenizer, version=2, cpus=0, check=_check, environment=HUB)
+@step(output=Tokenizer, version=3, cpus=0, check=_check, environment=HUB)
 def tokenizer(
     run: StepContext,
     source: Annotated[str, External(list_source, _place)],
@@ -67,14 +67,15 @@ def tokenizer(
             `hf://owner/name@<commit>`; a hub id `owner/name` if no such file exists. The key
             depends on the file's contents and not on its URL.
         eos: name of the token that ends a document; None to look for well-known names.
-        bos: name of the token that begins one; None for the one that the file's post-processor
-            inserts, or without it EOS.
+        bos: name of the token that begins one, where the file's post-processor inserts no other
+            one; None for the one that it inserts, or without it EOS.
         vocab_size: size of a vocabulary that is padded beyond the tokenizer's entries.
         lossy: accept a tokenizer that changes or loses text, such as WordPiece. Bits per byte are
             then approximate.
 
     Raises:
-        InputError: there is no tokenizer.json, it changes or loses text, or its EOS is unknown.
+        InputError: there is no tokenizer.json, it changes or loses text, its EOS is unknown, or
+            its post-processor inserts another token than `bos`.
     """
     from data.read.byte_ranges import file_state, open_ranges
     from data.tokenizer.text_tokenizer import TextTokenizer
@@ -90,6 +91,8 @@ def tokenizer(
             content, eos_token=eos, bos_token=bos, vocab_size=vocab_size, lossy=lossy
         )
         loaded = TextTokenizer(content)
+        if bos is not None:
+            _check_bos(bos, content, loaded)
     except InputError as error:
         raise InputError(f"{source}: {error}") from None
     return {
@@ -101,6 +104,19 @@ def tokenizer(
             f"and ends with {_shown(loaded, loaded.eos_id)}"
         ],
     }
+
+
+def _check_bos(name: str, content: bytes, loaded: TextTokenizer) -> None:
+    """Raise unless a document begins with the token that was named to begin it."""
+    from data.tokenizer.tokenizer_file import parse
+
+    ids = {token["content"]: token["id"] for token in parse(content)["added_tokens"]}
+    if ids[name] != loaded.bos_id:
+        raise InputError(
+            f"tokenizer.json: bos={name!r}: its post-processor puts "
+            f"{_shown(loaded, loaded.bos_id)} before a text; leave bos out, or set post_processor "
+            "to null"
+        )
 
 
 def _shown(loaded: TextTokenizer, index: int) -> str:

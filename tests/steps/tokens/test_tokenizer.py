@@ -79,3 +79,14 @@ def test_what_cannot_be_used_is_one_line(tmp_path, settings, words):
     path.write_bytes(shape("wordpiece"))
     with pytest.raises(StepFailed, match=words):
         bring_up(str(tmp_path / "store"), tokenizer(str(path), **settings))
+
+
+def test_a_bos_that_the_file_would_not_put_first_is_refused(tmp_path):
+    """Its post-processor inserts another one; that one may be named."""
+    path = tmp_path / "tokenizer.json"
+    path.write_bytes(shape("llama3"))
+    with pytest.raises(StepFailed, match=r"bos='<\|eot_id\|>': .* puts '<\|begin_of_text\|>' \("):
+        bring_up(str(tmp_path / "a"), tokenizer(str(path), bos="<|eot_id|>"))
+    named, own = (tokenizer(str(path), **more) for more in ({"bos": "<|begin_of_text|>"}, {}))
+    ids = [built(tmp_path / "b", node, Tokenizer).result["bos_id"] for node in (named, own)]
+    assert ids[0] == ids[1]
