@@ -20,6 +20,8 @@ from pipeline.errors import InputError
 
 _KEY = "ponente_text_classifier"
 _MOST_BITS = 28
+MOST_NGRAMS = 8
+"""Most words of the n-grams of a classifier."""
 
 
 class TextClassifier(NamedTuple):
@@ -107,7 +109,7 @@ def decode(content: bytes, where: str) -> TextClassifier:
         tensors = load(content)
         weights, (bias,) = tensors["weights"], tensors["bias"].tolist()
         found = TextClassifier(weights, bias, ngrams)
-        if not (1 <= ngrams <= 8 and weights.dtype == np.float32 and weights.ndim == 1):
+        if not (1 <= ngrams <= MOST_NGRAMS and weights.dtype == np.float32 and weights.ndim == 1):
             raise ValueError(f"{weights.dtype} {weights.shape} of {ngrams}-grams")
         if not (1 <= found.bits <= _MOST_BITS and len(weights) == 1 << found.bits):
             raise ValueError(f"{len(weights)} buckets")

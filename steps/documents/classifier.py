@@ -58,13 +58,21 @@ def classifier(run: StepContext, source: Annotated[str, External(list_source, ab
 
 
 def _check(arguments: Mapping[str, Any]) -> None:
+    from data.prepare.classifier import MOST_NGRAMS
+
     whole = {"most": 2, "ngrams": 1, "bits": 8}
     at_least("train_classifier", **{name: (arguments[name], low) for name, low in whole.items()})
-    for name, low, high in (("l2", 0.0, 1.0), ("held_out", 0.0, 1.0), ("bits", 7, 25)):
+    ranges = {
+        "l2": (0.0, 1.0),
+        "held_out": (0.0, 1.0),
+        "bits": (7, 25),
+        "ngrams": (0, MOST_NGRAMS + 1),
+    }
+    for name, (low, high) in ranges.items():
         if not low < arguments[name] < high:
             raise InputError(
-                f"train_classifier({name}={arguments[name]!r}): expected a number between {low} "
-                f"and {high}"
+                f"train_classifier({name}={arguments[name]!r}): expected a number above {low} and "
+                f"below {high}"
             )
 
 
@@ -91,8 +99,8 @@ def train_classifier(
         bad: others, such as a sample of all there is.
         most: documents of each class to read, the first ones; so sample them first. A document of
             500 words takes about 25 KB of memory.
-        ngrams: words of the longest n-grams that are features.
-        bits: 2^bits buckets of n-grams.
+        ngrams: words of the longest n-grams that are features, at most 8.
+        bits: 2^bits buckets of n-grams, 8 to 24.
         l2: penalty of large weights.
         held_out: share of documents, by a hash of their ids, that measure it.
         fields: names of the sources' columns.

@@ -174,7 +174,8 @@ def test_what_cannot_work_is_refused_when_it_is_declared(tmp_path, sources):
         score_documents(sources[0], length, column="text")
     with pytest.raises(InputError, match="bins"):
         score_documents(sources[0], length, bins=(1.0, 0.0))
-    for wrong in ({"bits": 40}, {"l2": 0.0}, {"held_out": 1.0}, {"most": 0}, {"ngrams": 0}):
+    refused = ({"bits": 40}, {"l2": 0.0}, {"held_out": 1.0}, {"most": 0}, {"ngrams": 0})
+    for wrong in (*refused, {"ngrams": 9}):
         with pytest.raises(InputError, match=next(iter(wrong))):
             train_classifier(*sources, **wrong)
     few = write(tmp_path / "few.jsonl", GOOD, 1, 0)
