@@ -62,7 +62,8 @@ class Unit:
         row_groups: indices of the Parquet row groups, ascending and adjacent; (0,) for other kinds.
         rows: number of documents; -1 if it is only known after reading.
         text_bytes: for Parquet the uncompressed bytes of the text column by the footer (a few bytes
-            per document more than the text itself), else about the bytes read.
+            per document more than the text itself; of texts in a dictionary, those of different
+            ones), else about the bytes read.
         size: bytes of the file when it was divided into units; 0 if not known.
         begin, end: range of bytes; the unit has the lines that begin in it; 0 and 0 for all lines.
     """

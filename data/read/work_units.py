@@ -175,7 +175,8 @@ def _documents(
 ) -> pa.RecordBatch:
     """The columns of the rows that are documents; without leave to skip the others, it raises."""
     batch = rows.batch
-    packed = _MOST_PACKED if compression(unit.file) else 1
+    # The buffers of an Arrow file may be compressed, whatever its name.
+    packed = _MOST_PACKED if unit.kind == "arrow" or compression(unit.file) else 1
     most = most_tokens_of(unit.text_bytes * packed)
     invalid = {**impossible_counts(batch, most), **rows.invalid}
     null = np.zeros(batch.num_rows, bool)

@@ -328,3 +328,13 @@ def test_text_files_that_are_read_together_are_written_as_one_by_one(tmp_path, m
         one, other = (tmp_path / place / name for place in ("together", "apart"))
         assert one.read_bytes() == other.read_bytes(), name
     assert pq.ParquetFile(tmp_path / "together" / "train.parquet").num_row_groups > 3
+
+
+def test_a_count_of_a_text_in_compressed_buffers_is_possible(tmp_path):
+    """Also where the text is not read, and the file has fewer bytes than tokens."""
+    table = pa.table({"id": ["a"], "text": ["word " * 50_000], "token_count": [50_000]})
+    options = pa.ipc.IpcWriteOptions(compression="zstd")
+    with pa.ipc.new_stream(str(tmp_path / "x.arrow"), table.schema, options=options) as out:
+        out.write_table(table)
+    units = list_units(str(tmp_path / "x.arrow"))
+    assert read_all(units, ("id", "token_count"))["token_count"].to_pylist() == [50_000]

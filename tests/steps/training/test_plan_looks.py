@@ -6,6 +6,8 @@ import dataclasses
 import os
 import shutil
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import steps
@@ -64,6 +66,25 @@ def test_the_first_documents_of_a_local_source_are_read(tmp_path, text, argument
             Experiment(graph).run(prefix=store, executor="inline")
         assert str(error.value) == f"sample: {found}"
         assert not list((tmp_path / "store").glob("sample-*"))
+
+
+@pytest.mark.parametrize("name", ["x.parquet", "x.arrow", "packed.arrow"])
+def test_a_budget_that_repeated_texts_have_is_not_refused(tmp_path, name):
+    """A file has them once, in a dictionary or in compressed buffers."""
+    table = pa.table({"text": pa.array(["the same words each time"] * 500)})
+    if name == "x.arrow":
+        table = table.set_column(0, "text", table["text"].dictionary_encode())
+    if name == "x.parquet":
+        pq.write_table(table, tmp_path / name)
+    else:
+        packed = pa.ipc.IpcWriteOptions(compression="zstd" if name.startswith("packed") else None)
+        with pa.ipc.new_file(str(tmp_path / name), table.schema, options=packed) as out:
+            out.write_table(table)
+    tokens = 3_000  # of 6 a text
+    assert (tmp_path / name).stat().st_size < tokens
+    node = steps.sample(str(tmp_path / name), tokens=tokens)
+    assert not refusal(str(tmp_path / "store"), node)
+    bring_up(str(tmp_path / "store"), node)
 
 
 def test_every_file_of_a_source_is_looked_into(tmp_path):
