@@ -69,7 +69,8 @@ def read_lines(units: Sequence[Unit], columns: Sequence[str]) -> Iterator[Rows]:
     """The rows of one unit with `columns`."""
     (unit,) = units
     state = FileState(unit.size, unit.version)
-    decoder, others = _decoder(unit), _others(unit).values()
+    score = _score_of(unit, columns)
+    decoder, others = _decoder(unit, score), _others(unit).values()
     rows: list[Any] = []
     begins: list[int] = []
     invalid: dict[int, str] = {}
@@ -79,6 +80,8 @@ def read_lines(units: Sequence[Unit], columns: Sequence[str]) -> Iterator[Rows]:
             rows.append(decoder.decode(line))
             for attribute in others:
                 _value(getattr(rows[-1], attribute))
+            if score is not None:
+                _number(getattr(rows[-1], score))
             if rows[-1].text is msgspec.UNSET:
                 raise ValueError(f"no key {unit.text!r}")
         except _ERRORS as error:
@@ -93,7 +96,7 @@ def read_lines(units: Sequence[Unit], columns: Sequence[str]) -> Iterator[Rows]:
         yield _rows(unit, rows, begins, invalid, columns)
 
 
-def _decoder(unit: Unit) -> msgspec.json.Decoder:
+def _decoder(unit: Unit, score: str | None) -> msgspec.json.Decoder:
     """A decoder of the fields that are used; it skips all others without building objects."""
     missing: Any = msgspec.UNSET
     kinds: dict[str, Any] = {
@@ -102,8 +105,10 @@ def _decoder(unit: Unit) -> msgspec.json.Decoder:
         "token_count": Annotated[int, msgspec.Meta(ge=0, le=_MOST_TOKENS)] | None,
         "score": float | None,
     }
-    names = {"text": unit.text, "id": unit.id, "token_count": "token_count", "score": unit.score}
-    used = [name for name in kinds if names[name] is not None]
+    names = {"text": unit.text, "id": unit.id, "token_count": "token_count"}
+    if score == "score":
+        names[score] = unit.score
+    used = [name for name in kinds if names.get(name) is not None]
     known = {str(names[name]) for name in used}
     other = {f"column{n}": key for n, key in enumerate(unit.columns) if key not in known}
     row = msgspec.defstruct(
@@ -128,8 +133,9 @@ def _rows(
         found["token_count"] = (
             count_by_length(texts) if counts is None else pa.array(counts, pa.int64())
         )
-    if SCORE in columns:
-        found[SCORE] = pa.array([row and row.score for row in rows], pa.float64())
+    if (score := _score_of(unit, columns)) is not None:
+        values = [row and _number(getattr(row, score)) for row in rows]
+        found[SCORE] = pa.array(values, pa.float64())
     for name, attribute in _others(unit).items():
         if name in columns:
             values = [row and getattr(row, attribute) for row in rows]
@@ -143,8 +149,19 @@ def _rows(
 
 def _others(unit: Unit) -> dict[str, str]:
     """The attribute of a decoded row that has each other column; one key may be a field too."""
-    fields = {unit.text: "text", unit.id: "id", unit.score: "score"}
+    fields = {unit.text: "text", unit.id: "id"}
     return {name: fields.get(name, f"column{n}") for n, name in enumerate(unit.columns)}
+
+
+def _score_of(unit: Unit, columns: Sequence[str]) -> str | None:
+    """The attribute of a decoded row that has the score; None if it is not read."""
+    return _others(unit).get(str(unit.score), "score") if SCORE in columns else None
+
+
+def _number(value: Any) -> Any:
+    """A score, which is JSON text where it is kept as a column too."""
+    raw = isinstance(value, msgspec.Raw)
+    return msgspec.json.decode(value, type=float | None) if raw else value
 
 
 def _value(value: Any) -> str | None:

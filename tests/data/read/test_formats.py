@@ -338,3 +338,23 @@ def test_a_count_of_a_text_in_compressed_buffers_is_possible(tmp_path):
         out.write_table(table)
     units = list_units(str(tmp_path / "x.arrow"))
     assert read_all(units, ("id", "token_count"))["token_count"].to_pylist() == [50_000]
+
+
+def test_the_values_of_a_score_are_those_of_the_lines(tmp_path):
+    """A score that is not read need not be a number; one that is kept too is not written anew."""
+    scores = ["5", "12345678901234567890", "0.10", "null"]
+    file = tmp_path / "x.jsonl"
+    file.write_text("".join(f'{{"text": "a", "score": {score}}}\n' for score in scores))
+    (unit,) = list_units(str(file), Fields(columns=("score",), skip_nulls=True))
+    (batch,) = read_unit(unit, ("text", "score"))
+    assert batch.column("score").to_pylist() == [*scores[:3], None]
+    (batch,) = read_unit(unit, ("score", SCORE))
+    assert batch.column("score").to_pylist() == scores[:3]
+    assert batch.column(SCORE).to_pylist() == [5.0, 12345678901234567890.0, 0.1]
+    file.write_text('{"text": "a", "score": "high"}\n')
+    for fields in (Fields(), Fields(columns=("score",))):
+        (unit,) = list_units(str(file), fields)
+        (batch,) = read_unit(unit, ("text", *fields.columns))
+        assert batch.to_pylist() == [{"text": "a"} | dict.fromkeys(fields.columns, "high")]
+        with pytest.raises(InputError, match=r"byte 0: expected a JSON .*`float"):
+            list(read_unit(unit, ("text", SCORE)))
