@@ -39,8 +39,6 @@ _TILE = 256
 _SAVING = 0.03  # share of memory
 _AT_ONCE = 2
 """Concurrent compilations; each takes a core for minutes and gigabytes of memory."""
-_STEPS = 1000
-"""Steps of the schedule if they are unknown; a constant of the program that costs no memory."""
 
 
 class Candidate(NamedTuple):
@@ -257,7 +255,7 @@ def compile_fastest(
     """
 
     def compiled(plan: Plan) -> Plan:
-        train = replace(plan.run.train, steps=run.steps or _STEPS)
+        train = replace(plan.run.train, steps=run.steps_compiled)
         try:
             verdict = check(plan.candidate.model, run.optimizer, train, run.hardware.name, show)
         except InputError as error:  # the compiler failed and reports no memory

@@ -10,12 +10,14 @@ from models.shape.config import TransformerConfig
 from pipeline import pod
 from pipeline.accelerators import TPUS
 from pipeline.errors import InputError
+from steps.platforms import devices_of
 from steps.training.plan.declared_run import DeclaredRun
 from steps.training.plan.facts import compiled_facts
 from tests.tpu_compiler import needs_libtpu, printed
 from tests.training import tiny
 from training import preflight as module
 from training.config import OptimizerConfig, TrainConfig
+from training.cost.resolved_run import resolve_run
 from training.preflight import argument_bytes, describe, parse_refusal, preflight
 
 GIB = 2**30
@@ -199,6 +201,33 @@ def test_the_compiler_refuses_and_its_answer_is_kept(tmp_path, monkeypatch):
         compiled_facts(run, shown.append)
     seconds = f"{compiled['compile_seconds']:.0f}"
     assert shown[-1].endswith(f"here 1 such took {seconds} to {seconds} s")
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "average"),
+    [
+        ({"warmup": 2000}, 0),
+        ({"schedule": "wsd", "warmup": 10, "decay": 3000}, 0),
+        ({}, 1500),
+    ],
+)
+def test_lengths_in_steps_fit_a_run_whose_steps_are_not_known(monkeypatch, optimizer, average):
+    """As with a budget of epochs of sequences that are not built yet."""
+    train = dataclasses.replace(TRAIN, steps=0, average_last=average)
+    given = OptimizerConfig(**optimizer)
+    run = dataclasses.replace(declared(train), steps=None, exact=False, optimizer=given)
+    asked = []
+
+    def check(model, optimizer, train, name, show):
+        asked.append(resolve_run(model, optimizer, train, devices_of(pod(name))))
+        sizes = dict.fromkeys(("limit", "need", "peak", "arguments", "temporaries"), 1.0)
+        found = {f"{name}_gib": size for name, size in sizes.items()}
+        rest = {"host_gib": 0.0, "versions": {"libtpu": "1"}}
+        return {**found, "fits": True, "compile_seconds": 1.0, "flaws": [], **rest}
+
+    monkeypatch.setattr(module, "check", check)
+    assert compiled_facts(run, str).data["compiled"]["fits"]
+    assert len(asked) == 1
 
 
 @pytest.mark.slow

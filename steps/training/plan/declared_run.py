@@ -53,6 +53,14 @@ class DeclaredRun:
         return spent(self.model, self.whole, self.done)[0] if self.steps else self.steps
 
     @property
+    def steps_compiled(self) -> int:
+        """The steps, or more than any warmup, decay or average has where they are not known.
+
+        They are constants of the compiled step, which change nothing of its memory.
+        """
+        return self.steps or 10**8
+
+    @property
     def flops(self) -> float | None:
         """FLOPs of the steps that are left, with causal attention."""
         return spent(self.model, self.whole, self.done)[1] if self.steps else self.steps

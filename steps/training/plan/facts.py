@@ -322,8 +322,7 @@ def compiled_facts(run: DeclaredRun, show: Callable[[str], None]) -> Facts:
     """The TPU compiler's verdict on the memory of the run's largest step."""
     from training.preflight import check
 
-    # The schedule's length is only a constant of the program, so any number gives the same memory.
-    train = dataclasses.replace(run.train, steps=run.steps or 1000)
+    train = dataclasses.replace(run.train, steps=run.steps_compiled)
     found = check(run.model, run.optimizer, train, run.hardware.name, show)
     need = found["need_gib"] if found["peak_gib"] is None else found["peak_gib"]
     limit, sizes = found["limit_gib"], f"arguments {found['arguments_gib']:.2f}, temporaries "

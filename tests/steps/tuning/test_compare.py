@@ -294,7 +294,8 @@ def test_the_next_is_asked_where_the_compiler_refuses(declared, monkeypatch):
     asked = []
 
     def check(model, optimizer, train, slice_name, show):
-        del optimizer, show
+        del show
+        optimizer.phases(train.steps)
         asked.append((model, train))
         fits = train.microbatches >= 2
         return {"fits": fits, "peak_gib": 20.0 if fits else None, "need_gib": 40.0}
@@ -308,6 +309,10 @@ def test_the_next_is_asked_where_the_compiler_refuses(declared, monkeypatch):
     assert chosen[ROUNDING].compiled == {"fits": True, "peak_gib": 20.0, "need_gib": 40.0}
     assert after.best(MODEL).run.train.microbatches >= 2
     assert all(train.steps for _, train in asked)
+    # Any warmup fits where the number of steps is not known yet.
+    slow = replace(declared, steps=None, optimizer=replace(declared.optimizer, warmup=2000))
+    (plan,) = (each for each in compile_fastest(tried, slow, 1, str).plans if each.compiled)
+    assert "error" not in plan.compiled
 
 
 @pytest.mark.parametrize(
