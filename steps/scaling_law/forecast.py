@@ -169,7 +169,7 @@ def forecast_row(own: str, *training: Any) -> dict[str, Any] | None:
 def score(rows: Iterable[dict[str, Any]], last: dict[str, Any]) -> dict[str, Any]:
     """{"forecast": the row of this run with its score by the evaluation `last`}; empty for none."""
     found: dict[str, Any] = {}
-    for row in rows:  # an extension has its earlier run's too
+    for row in rows:
         if row["steps"] == last["step"]:
             names = ("loss", "low", "high", "law", "runs")
             inside = row["low"] <= last["loss"] <= row["high"]

@@ -151,7 +151,7 @@ def run_training(
     entropy = cache.result["splits"][TRAIN]["unigram_entropy"]
     evaluations = [plain(entry) for entry in read_history(history, ["evaluation"])]
     summary = _summary(trained["checkpoint"], evaluations, entropy, trained["skipped"])
-    scored = score(read_history(history, ["forecast"]), summary["last"])
+    scored = {} if start else score(read_history(history, ["forecast"]), summary["last"])
     summary["headline"] += [sentence(each) for each in scored.values()]
     if skipped := trained["skipped"]:
         run.warn(

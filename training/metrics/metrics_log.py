@@ -249,8 +249,11 @@ class MetricsLog:
         self._before = tuple(history)
 
     def copy(self, history: Sequence[Segment]) -> None:
-        """Copy the history of another run, so that this run does not depend on its files."""
-        for entry in read_history(history):
+        """Copy the history of another run, so that this run does not depend on its files.
+
+        Without its forecast, which is of the end of that run.
+        """
+        for entry in read_history(history, {*TABLES.values()} - {"forecast"}):
             self.write(entry.pop("kind"), entry)
             if len(self._pending) > _COPY_LINES:
                 self.flush()

@@ -170,7 +170,8 @@ class _Trainer:
             else:
                 self.run.log.resume(start.history)
         self.run.began(start.step, loaded=self.compiler.loaded > 0)
-        forecasts = read_history(start.history, ["forecast"])
+        # The forecast of a run that this one continues is of the end of that run.
+        forecasts = iter(()) if self.job.start else read_history(start.history, ["forecast"])
         if self.job.forecast is not None and start.step == 0:
             self.run.event("forecast", step=0, **self.job.forecast)
             forecasts = iter([self.job.forecast])

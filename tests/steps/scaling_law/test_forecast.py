@@ -167,7 +167,7 @@ def test_rates_may_differ_in_a_family_and_seeds_in_settings():
 
 
 def test_a_score_is_of_the_forecast_for_the_steps_that_were_done():
-    """An extended run has its own, and that of the run before."""
+    """A row of another number of steps is not this run's."""
     row = {**vars(LossForecast(3.0, 2.9, 3.1, "L(D)", 2)), "steps": 8, "kind": "forecast"}
     rows = [{**row, "steps": 4}, row]
     assert score(rows, {"step": 12, "loss": 3.0}) == {}

@@ -103,3 +103,10 @@ def test_a_forecast_is_planned_recorded_drawn_and_scored(tmp_path, capsys, monke
     longer = extend(third, data, optimizer=CONSTANT, train=more)
     extended = built(store, longer, Checkpoint)
     assert "forecast" not in extended.result["measured"]
+    assert "forecast" not in loss_chart(of_checkpoint(extended, "", []))
+    # Nor has one that ends after as many steps, at another rate.
+    slow, same = dataclasses.replace(CONSTANT, learning_rate=1e-3), as_node(third).config["train"]
+    other = built(store, extend(third, data, optimizer=slow, train=same, at=8), Checkpoint)
+    assert "forecast" not in other.result["measured"]
+    assert len(other.result["headline"]) == 1
+    assert other.rows("forecasts") == []

@@ -6,6 +6,7 @@ import pytest
 
 from pipeline.errors import StoreUnavailable
 from tests.training import tiny
+from training.config.job import Start
 from training.metrics import early
 from training.metrics.early import window
 from training.trainer.trainer import train
@@ -39,6 +40,14 @@ def test_a_loss_outside_of_its_interval_is_said(tmp_path):
     train(resumed)
     again = tiny.entries(resumed, "off_forecast")
     assert again == found[1:]
+
+    branch = tiny.make_job(
+        str(tmp_path),
+        start=Start(checkpoint=heard.committed[2][1], take="everything", step=3),
+        checkpoint_directory=str(tmp_path / "branch"),
+    )
+    train(branch)
+    assert tiny.entries(branch, "off_forecast") == []  # it is no forecast of this run
 
 
 class Log:
