@@ -23,7 +23,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from models.shape.config import TransformerConfig
-from pipeline import StepContext
+from pipeline import InputError, StepContext
 from pipeline.accelerators import TPUS
 from pipeline.store import storage
 from steps.training.plan import experience
@@ -46,12 +46,16 @@ def measured_step(
 ) -> dict[str, Any]:
     """{"step": the record} of a training, from the fields of its `TrainResult`.
 
-    Empty where its last attempt did no step of the largest batch phase.
+    Empty where its last attempt did no step of the largest batch phase, and where an earlier phase,
+    done on other devices, cannot run on those of the last attempt.
     """
     from training.metrics.metrics_log import read_history
 
     hardware, last = trained["hardware"], attempts[-1]
-    phase = experience.resolved(*settings, hardware)
+    try:
+        phase = experience.resolved(*settings, hardware)
+    except InputError:  # `experience.phase_of`, which reads the record, could not resolve it either
+        return {}
     first = max(phase.phase.first, last.first_step or 0)
     rows = read_history(trained["history"], ["step"])
     counted = [row for row in rows if first < row["step"] <= phase.phase.end]

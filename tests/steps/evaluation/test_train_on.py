@@ -4,6 +4,7 @@ import dataclasses
 import os
 from functools import partial
 
+import jax
 import pytest
 
 from models.shape.config import YarnScaling
@@ -13,12 +14,14 @@ from pipeline.store.shards import check_sizes
 from steps.artifacts import Checkpoint
 from steps.tokens.sequences import block_shuffle
 from steps.training.continue_training import extend, warm_start
+from steps.training.plan.experience import STEP
 from steps.training.train import train
 from tests.pipeline.helpers import bring_up
 from tests.steps.built import built as artifact
 from tests.steps.synthetic import VOCAB, synthetic
 from tests.training import tiny
 from training.fault import Watchdog
+from training.trainer import trainer
 
 pytestmark = pytest.mark.slow  # the first of them trains
 
@@ -52,6 +55,20 @@ def test_an_extension_has_the_losses_of_the_longer_run(store):
     longer = built(store, extend(trained(), sequences(), optimizer=CONSTANT, train=EIGHT, at=2))
     assert tiny.learned(longer.rows("history")) == tiny.learned(whole.rows("history"))
     assert longer.result["last"] == whole.result["last"]
+
+
+def test_batches_that_are_done_need_not_divide_over_the_devices(store, monkeypatch):
+    """Of 4 rows on four devices, before 8 on eight: published, without the record of its step."""
+    few = dataclasses.replace(FOUR, steps=2, batch_size=4)
+    loop = trainer.train
+    with monkeypatch.context() as patch:
+        patch.setattr(trainer, "train", partial(loop, devices=jax.devices()[:4]))
+        assert STEP in built(store, trained(few)).result["measured"]
+    more = dataclasses.replace(few, steps=4, batch_schedule=((2, 8),))
+    longer = built(store, extend(trained(few), sequences(), optimizer=CONSTANT, train=more))
+    assert longer.result["last"]["step"] == 4
+    assert longer.trained_on.startswith("local: 8 x")
+    assert STEP not in longer.result["measured"]
 
 
 def test_an_extension_speaks_of_the_sets_it_was_evaluated_on(store):
