@@ -11,13 +11,14 @@ from statistics import fmean, quantiles
 from typing import Any
 
 from pipeline.accelerators import chip_of
+from pipeline.errors import PonenteError
 from pipeline.graph.facts import Results
 from pipeline.graph.step import Node
 from pipeline.store import manifest, storage
 from pipeline.store.manifest import KEEP
 from pipeline.store.shards import ATTEMPTS
 from steps.artifacts import Checkpoint
-from steps.checkpoints.finished import EVERY, manifest_of
+from steps.checkpoints.finished import EVERY, NOT_OURS, manifest_of
 from steps.training.plan.continued import store_of
 from steps.training.plan.cost import Ends, checkpoint_bytes
 from steps.training.plan.declared_run import DeclaredRun
@@ -71,17 +72,16 @@ def _found(
     names = storage.list_names(above)
     own = _on(read_attempts(storage.join(above, n, KEEP) for n in names), devices)
     yield node.directory, fields(own)
-    for made in _newest(prefix, devices.chip):
-        attempts, last = _on(made.attempts, devices), made.result["checkpoint"]
-        size = next(s.bytes for s in made.shards("checkpoint/") if s.name == last)
-        found = {**_startup(attempts), **_saves(attempts, checkpoint_bytes(run) / size)}
-        yield made.path.rpartition("/")[2], found
+    for path in _newest(prefix):
+        # Another training that cannot be read says nothing; a plan does not need it.
+        with contextlib.suppress(*NOT_OURS, PonenteError, OSError):
+            yield path.rpartition("/")[2], _beside(path, run, devices)
     if learned is not None:
         yield "runs of this store", {"step": learned}
 
 
-def _newest(prefix: str, chip: str) -> Iterator[Checkpoint]:
-    """Trainings in a local store on a kind of chip, or on this machine's CPUs, newest first."""
+def _newest(prefix: str) -> list[str]:
+    """The finished outputs of trainings in a local store that are looked into, newest first."""
     found = []
     for name in storage.list_names(prefix) if storage.is_local(prefix) else ():
         path = storage.join(prefix, name)
@@ -89,12 +89,24 @@ def _newest(prefix: str, chip: str) -> Iterator[Checkpoint]:
             if name.startswith(EVERY):
                 written = os.stat(storage.local_path(storage.join(path, manifest.NAME))).st_mtime
                 found.append((written, path))
-    for _, path in sorted(found, reverse=True)[:_MOST]:
-        if (made := manifest_of(path)) is not None:
-            kind = made.result.get("measured", {}).get("devices", "").partition(" x ")[2]
-            here = chip or made.provenance.get("host") == socket.gethostname()
-            if here and _is(kind, chip):
-                yield Checkpoint(path, made)
+    return [path for _, path in sorted(found, reverse=True)[:_MOST]]
+
+
+def _beside(path: str, run: DeclaredRun, devices: Devices) -> dict[str, Any]:
+    """The fields of `Work` that another training shows, if it ran on such devices.
+
+    On CPUs, if it ran on this machine. Raises as reading a damaged output does.
+    """
+    made, chip = manifest_of(path), devices.chip
+    if made is None:
+        return {}
+    kind = made.result.get("measured", {}).get("devices", "").partition(" x ")[2]
+    here = chip or made.provenance.get("host") == socket.gethostname()
+    if not (here and _is(kind, chip)):
+        return {}
+    attempts = _on(Checkpoint(path, made).attempts, devices)
+    size = made.shard(made.result["checkpoint"]).bytes
+    return {**_startup(attempts), **_saves(attempts, checkpoint_bytes(run) / size)}
 
 
 def fields(attempts: Sequence[AttemptTime]) -> dict[str, Any]:

@@ -14,6 +14,7 @@ import pytest
 
 import steps
 from pipeline import cli
+from pipeline.graph.capacity import Capacity
 from pipeline.graph.facts import Published
 from pipeline.graph.order import topological
 from pipeline.graph.step import as_node
@@ -30,7 +31,7 @@ from tests.steps.exchange.test_hf_chain import tokens_of
 from tests.steps.mini import MINI
 from training.cost.learned import CPUS
 from training.cost.step_time import KINDS
-from training.metrics.metrics_log import read_log
+from training.metrics.metrics_log import log_files, read_log
 
 pytestmark = pytest.mark.slow  # the first of them trains
 
@@ -61,14 +62,15 @@ def store(trained, tmp_path):
     return made
 
 
-def facts(store, *, learning=True, **changes):
+def facts(store, *, learning=True, spot=False, **changes):
     """Of a training like the one in the store."""
     _, sequences = tokens_of(store)
     training = dataclasses.replace(MINI.training, **changes)
     more = {"epochs": 1, "sample_prompts": ("The",)}
     node = as_node(steps.train(sequences, MINI.model, MINI.optimizer, training, **more))
     seen = read_state(topological([node]), Store(store))
-    return state([node], Published(seen.found, store, learning=learning))[node.key]
+    published = Published(seen.found, store, Capacity(spot=spot), learning=learning)
+    return state([node], published)[node.key]
 
 
 def test_a_training_records_what_was_predicted_beside_what_it_measured(trained, record):
@@ -198,12 +200,43 @@ def test_damaged_and_older_records_say_nothing(store, trained):
     assert predicted(phase_of(Checkpoint(trained, manifest_of(trained))), CPU, url).runs == 1
 
 
-def test_the_plan_says_what_corrected_it(trained, tmp_path):
-    """In its lines and in JSON; without learning it has the table, and hours by either."""
+@pytest.fixture
+def copied(trained, tmp_path):
+    """The URL of a store that has the training and its inputs."""
     url = str(tmp_path / "store")
     above, _, own = trained.rpartition("/")
     others = [n for n in os.listdir(above) if n.startswith(finished.EVERY) and n != own]
     shutil.copytree(above, url, ignore=lambda *_: others)  # other tests' runs are beside it
+    return url
+
+
+def test_a_damaged_training_says_nothing_of_starts_and_saves(copied, trained):
+    """And refuses no plan of another one; of steps its manifest says what it said."""
+    name = trained.rpartition("/")[2]
+    run = Checkpoint(f"{copied}/{name}", manifest_of(f"{copied}/{name}"))
+    sound = facts(copied, spot=True, steps=800)
+    assert name in sound.data["spot"]["measured"]
+    (log, _), *_ = log_files(run.shard("record"))
+    lines = Path(log).read_text()
+    row = '{"kind": "attempt", '
+    for damaged in (lines.replace(row, row + "?"), lines.replace('"marks": [', '"marks": [7, ')):
+        assert damaged != lines
+        Path(log).write_text(damaged)
+        found = facts(copied, spot=True, steps=800)
+        assert (found.refusal, found.data["predicted"]) == ("", sound.data["predicted"])
+        assert "spot" not in found.data
+    Path(log).write_text(lines)
+    damaged = json.loads(Path(run.path, "manifest.json").read_text())
+    damaged["shards"] = [s for s in damaged["shards"] if not s["name"].startswith("checkpoint/")]
+    moved = Path(copied, "train-moved")
+    shutil.copytree(run.path, moved)
+    (moved / "manifest.json").write_text(json.dumps(damaged))
+    assert name in facts(copied, spot=True, steps=800).data["spot"]["measured"]
+
+
+def test_the_plan_says_what_corrected_it(copied):
+    """In its lines and in JSON; without learning it has the table, and hours by either."""
+    url = copied
     found = facts(url, steps=800)
     said = found.data["predicted"]
     learned = said["learned"]
