@@ -10,6 +10,7 @@ It is the field "step" of the result's `measured`, which no key and no digest co
     parts            seconds of a step by kind of work, where steps were profiled
     memory_bytes     peak of the fullest device; not of CPUs
     compile_seconds, save_seconds    what the loop waited for the compilation, and for each save
+                     of the attempts on as many of these devices
     predicted        the same by a plan just before: `seconds` as low, middle, high; `table_seconds`
                      without the store's runs, `factor` by these `runs`; `times` by kind of work
 """
@@ -73,14 +74,19 @@ def measured_step(
         "waiting": waited / spent if spent else 0.0,
         "compile_seconds": last.buckets.get("compile", 0.0),
     }
-    if saves := sum(len(each.marks) for each in attempts):
-        found["save_seconds"] = sum(each.buckets["checkpoint"] for each in attempts) / saves
+    alike = [each for each in attempts if _devices(each) == _devices(last)]
+    if saves := sum(len(each.marks) for each in alike):
+        found["save_seconds"] = sum(each.buckets["checkpoint"] for each in alike) / saves
     peaks = [row["memory_bytes"] for row in counted if "memory_bytes" in row]
     if peaks and hardware["platform"] != "cpu":  # whose rows have the whole process's memory
         found["memory_bytes"] = max(peaks)
     if parts := _parts(run.keep):
         found["parts"] = parts
     return {experience.STEP: found | {"predicted": _predicted(phase, hardware, run.root)}}
+
+
+def _devices(attempt: AttemptTime) -> tuple[str, int]:
+    return attempt.device, attempt.devices
 
 
 def _parts(keep: str) -> dict[str, float]:

@@ -8,6 +8,7 @@ import math
 import os
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -25,6 +26,7 @@ from pipeline.store.outputs import Store
 from steps.artifacts import Checkpoint
 from steps.checkpoints import finished
 from steps.pages.predicted import predicted_table
+from steps.training.measured_step import measured_step
 from steps.training.plan import experience
 from steps.training.plan.experience import STEP, Hardware, phase_of, predicted
 from tests.steps.exchange.test_hf_chain import tokens_of
@@ -95,6 +97,19 @@ def test_a_training_records_what_was_predicted_beside_what_it_measured(trained, 
     assert said["seconds"][1] == pytest.approx(said["table_seconds"])
     kinds = [each["kind"] for each in read_log(run.shard("record"))]
     assert STEP in kinds  # the rows of the steps are as they were
+
+
+def test_a_save_on_other_devices_is_not_in_the_record(trained, record, tmp_path):
+    """Of an attempt before, as of a run that was interrupted and resumed elsewhere."""
+    run = Checkpoint(trained, manifest_of(trained))
+    (last,) = run.attempts
+    slow = {**last.buckets, "checkpoint": 100.0}
+    before = dataclasses.replace(last, devices=last.devices + 1, buckets=slow)
+    log = run.shard("record")
+    done = {"hardware": record["hardware"], "history": [(log, log_files(log)[0][1])]}
+    here = SimpleNamespace(keep=str(tmp_path), root=trained)
+    found = measured_step(here, (run.model, MINI.optimizer, run.train), done, [before, last])
+    assert found[STEP]["save_seconds"] == pytest.approx(record["save_seconds"])
 
 
 def test_the_plan_of_a_store_without_runs_is_the_table(store, trained):
