@@ -63,6 +63,7 @@ def recipes(
     first: str = "adamw",  # with which the others are compared
     training: TrainConfig = TrainConfig(
         batch_size=32,
+        microbatches=32,  # a row's logits fit a core's cache: 1.5 times as fast on a CPU
         compute_dtype="float32",
         evaluate_every=100_000,  # before the first step and after the last
         evaluate_batches="all",
