@@ -12,16 +12,16 @@ from pipeline.cli.inspection import say_json
 from pipeline.errors import InputError, PonenteError, StoreUnavailable
 from pipeline.execute import reference
 from pipeline.graph.declaration import load_experiment
-from pipeline.graph.order import topological
+from pipeline.graph.order import topological, unique_labels
 from pipeline.graph.step import Node
 from pipeline.identity.fingerprint import difference
 from pipeline.pages.readable import duration
 from pipeline.plan.plan import FEW, shards_line
-from pipeline.plan.state import read_state
+from pipeline.plan.state import each_named, read_state
 from pipeline.store import integrity, lease, storage
 from pipeline.store.garbage import Garbage, delete, find_garbage
-from pipeline.store.manifest import Manifest, load, load_keyed
-from pipeline.store.parallel import concurrently
+from pipeline.store.manifest import Manifest, load, load_keyed, readable
+from pipeline.store.parallel import by_item, concurrently
 from pipeline.store.protection import Keep
 
 _WRITTEN = {"kept": "--keep-shards kept", "continued": "continued from"}
@@ -85,7 +85,7 @@ def gc(context: Context) -> int:
     experiments = [context.experiment, *map(load_experiment, context.words)]
     presets = [node for e in experiments for preset in e.presets for node in e.graph(preset)]
     nodes = topological([*context.targets, *presets])
-    keep = Keep(not o.presets_only, o.older_than, o.keep)
+    keep = Keep(not o.presets_only, o.older_than, _kept(context, nodes))
     report = find_garbage(context.store, nodes, keep)
     total = sum(item.size for item in report.garbage)
     objects = f"{len(report.garbage)} objects ({total:,} bytes)"
@@ -115,6 +115,40 @@ def gc(context: Context) -> int:
     hint = "; pass --delete" if report.garbage else ""
     say(f"{freed:,} bytes deleted" if deletes else f"{objects} can be deleted{hint}")
     return 0
+
+
+def _kept(context: Context, nodes: list[Node]) -> frozenset[str]:
+    """Directories of the outputs that --keep names: by label, by step, or by their paths.
+
+    Also of outputs of earlier settings. Raises `InputError` for a name of none.
+    """
+    given, prefix = context.options.keep, context.store.prefix
+    if not given:
+        return frozenset()
+
+    def recorded(name: str) -> set[str]:
+        found = readable(storage.join(prefix, name))
+        return {name.rpartition("-")[0], *([found.label, found.step] if found else ())}
+
+    names = by_item(recorded, context.store.outputs(), prefix)
+    apart = unique_labels(nodes)
+    for node in nodes:
+        also = {node.step.name, apart[node.key], *node.labels}
+        names[node.directory] = names.get(node.directory, set()) | also
+
+    def called(word: str) -> list[str]:
+        place, _, start = word.rstrip("/").rpartition("/")
+        try:
+            here = bool(start) and (not place or storage.normalise(place) == prefix)
+        except InputError:  # several words, of which one is a URL
+            here = False
+        return [d for d, own in names.items() if word in own or (here and d.startswith(start))]
+
+    known = [*apart.values(), *sorted({name.rpartition("-")[0] for name in names})]
+    found = [list(each_named(text, called, "step or output", known)) for text in given]
+    if not all(found):
+        raise InputError("--keep: expected steps or outputs, found an empty text")
+    return frozenset(directory for directories in found for directory in directories)
 
 
 def _called(item: Garbage, nodes: list[Node]) -> str:

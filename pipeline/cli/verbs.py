@@ -91,7 +91,7 @@ FLAGS: dict[str, dict[str, Any]] = {
     "watch": _switch("show the newest run until it has ended"),
     "presets_only": _switch("list outputs of recorded runs too"),
     "older_than": _flag("keep younger objects", type=seconds, default=0.0, metavar="14d"),
-    "keep": _flag("keep these", type=names, default=(), metavar="STEP|DIR,..."),
+    "keep": {**_steps("keep these"), "metavar": "STEP|DIR,..."},
     "undo": _switch("remove an adopted output"),
     "link": _switch("refer to outputs of other stores, copy none"),
     "yes": _switch("do not ask"),

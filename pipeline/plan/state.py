@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import shlex
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -237,17 +237,25 @@ def pick(order: list[Node], names: str) -> list[Node]:
             or [n for n in order if name and n.directory.startswith(name)]
         )
 
-    chosen: dict[str, Node] = {}
+    known = [*apart.values(), *sorted({label for n in order for label in n.labels})]
+    return list({n.key: n for n in each_named(names, called, "step", known)}.values())
+
+
+def each_named(
+    names: str, called: Callable[[str], list[R]], what: str, known: Iterable[str]
+) -> Iterator[R]:
+    """What `called` finds for each of the names, which commas separate, and which may hold commas.
+
+    Raises `InputError` for a name that it finds nothing for, with the nearest that is `known`.
+    """
     words = names.split(",")
     while words:
         ends = range(len(words), 0, -1)  # the longest name first
         end = next((end for end in ends if called(",".join(words[:end]).strip())), 0)
         if not end and words[0].strip():
-            known = [*apart.values(), *sorted({label for n in order for label in n.labels})]
-            raise InputError(unknown("step", words[0].strip(), dict.fromkeys(known)))
-        chosen |= {n.key: n for n in called(",".join(words[:end]).strip())}
+            raise InputError(unknown(what, words[0].strip(), dict.fromkeys(known)))
+        yield from called(",".join(words[:end]).strip()) if end else ()
         words = words[end or 1 :]
-    return list(chosen.values())
 
 
 def with_force(command: str, keys: Collection[str], order: list[Node]) -> str:

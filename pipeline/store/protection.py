@@ -30,12 +30,12 @@ class Keep:
     Attributes:
         recorded: outputs of every run in the store's event logs.
         younger_than: data written in the last so many seconds.
-        names: step names, or beginnings of directory names.
+        outputs: names of directories.
     """
 
     recorded: bool = True
     younger_than: float = 0.0
-    names: tuple[str, ...] = ()
+    outputs: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -107,8 +107,7 @@ def protection(
     published: dict[str, PublishedManifest] = {}
     for name, found in zip(names, in_order(_published, urls, store.prefix), strict=True):
         published[name] = found if len(published) < _HELD else replace(found, manifest=None)
-    asked = {*wanted, *recorded(store.prefix, live=not keep.recorded)}
-    asked |= {n for w in keep.names for n in names if n.rpartition("-")[0] == w or n.startswith(w)}
+    asked = {*wanted, *keep.outputs, *recorded(store.prefix, live=not keep.recorded)}
     since = {}
     read = [owner.get("reads") for owner in owners]
     for directory, attempt in [each for r in read if isinstance(r, dict) for each in r.items()]:

@@ -82,6 +82,10 @@ def _names(garbage) -> set[str]:
     return {item.root.rpartition("/")[2] for item in garbage if item.whole}
 
 
+def _keep(wanted) -> Keep:
+    return Keep(recorded=False, outputs=frozenset({as_node(wanted).directory}))
+
+
 def _collect(store: str, *wanted, keep: Keep = _PRESETS_ONLY) -> set[str]:
     found = _listed(store, *wanted, keep=keep)
     delete(Store(store), found)
@@ -173,10 +177,11 @@ def test_a_reader_is_judged_as_a_leases_owner_is(tmp_path, monkeypatch, alive):
     base = storage.join(store, f"train-{'0' * 20}", "leases", "000001")
     reads = {as_node(source).directory: ""}
     storage.create(f"{base}.json", json.dumps({"host": "elsewhere", "reads": reads}).encode())
-    garbage = [g for g in _listed(store, keep=Keep(False, 0.0, ("train",)))]
+    keep = Keep(recorded=False, outputs=frozenset({f"train-{'0' * 20}"}))
+    garbage = _listed(store, keep=keep)
     assert not garbage, "it beats for all that one look can tell"
     monkeypatch.setattr(lease.Holder, "responsive", False)
-    garbage = _listed(store, keep=Keep(False, 0.0, ("train",)))
+    garbage = _listed(store, keep=keep)
     assert _names(garbage) == {as_node(source).directory}
     over = threading.Event()
 
@@ -246,7 +251,7 @@ def test_a_kept_output_keeps_what_it_needs_to_be_used_and_no_more(tmp_path):
     store = str(tmp_path)
     cut = clamp(numbers(count=10), limit=100)
     bring_up(store, opened(order(cut)))
-    gone = _collect(store, keep=Keep(False, 0.0, ("order",)))
+    gone = _collect(store, keep=_keep(order(cut)))
     assert gone == {as_node(w).directory for w in (numbers(count=10), opened(order(cut)))}
     found = Order(*_found(store, order(cut)))
     assert sum(found.input("numbers", Numbers).values()) == 45
@@ -277,7 +282,7 @@ def test_an_output_of_before_keeps_all_of_its_inputs(tmp_path):
     tree = json.loads(url.read_bytes())
     del tree["needs"]
     url.write_text(json.dumps(tree))
-    assert _collect(store, keep=Keep(False, 0.0, ("clamp",))) == set()
+    assert _collect(store, keep=_keep(made)) == set()
 
 
 def test_thousands_of_outputs_are_deleted_by_few_threads(tmp_path):
