@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import json
 import shlex
 import time
@@ -218,15 +219,17 @@ def status(context: Context) -> int:
 
         return watch(context)
     from pipeline.cli.watch import is_run_of, state_of
-    from pipeline.pages.record import read, runs
+    from pipeline.pages.record import every, read
 
     found = entries(context)
     labels = unique_labels([entry.node for entry in found])
     chosen = {node.key for node in context.steps()} if context.words else None
-    recent = runs(context.store.prefix)
+    records = every(context.store.prefix)
+    recent = list(itertools.islice(records, 5))
     assert context.experiment is not None
-    mine = [record for record in recent if is_run_of(record, context.experiment)]
-    latest = read(context.store.prefix, mine[0].run) if mine else None
+    newest = (r for r in itertools.chain(recent, records) if is_run_of(r, context.experiment))
+    mine = next(newest, None)
+    latest = read(context.store.prefix, mine.run) if mine is not None else None
     steps = []
     for entry in found:
         if chosen is not None and entry.node.key not in chosen:
@@ -242,13 +245,13 @@ def status(context: Context) -> int:
             detail = entry.detail or entry.reason
             say(f"{labels[entry.node.key]:<16} {entry.status:<8} {detail}{last}")
     if context.options.json:
-        newest = [
+        shown = [
             {"run": r.run, "state": r.ending, "outcome": r.outcome or None, "command": r.command}
-            for r in recent[:5]
+            for r in recent
         ]
-        say_json({"store": context.store.prefix, "steps": steps, "runs": newest})
+        say_json({"store": context.store.prefix, "steps": steps, "runs": shown})
     else:
-        for summary in recent[:5]:
+        for summary in recent:
             say(f"run {summary.run}: {summary.ending}, {command_line(summary.command)}")
     return 0
 

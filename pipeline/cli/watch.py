@@ -16,10 +16,11 @@ from pipeline.execute.logs import processes
 from pipeline.execute.run_record import KILLED, STATES, RunRecord, StepRecord
 from pipeline.graph.declaration import Declaration
 from pipeline.pages.readable import moment
-from pipeline.pages.record import Follower, runs
+from pipeline.pages.record import Follower, batches, read
 from pipeline.store import lease, storage
 from pipeline.store.append import Tail
 from pipeline.store.process import host_name, this_host
+from pipeline.store.run_summary import run_ids
 from pipeline.store.shards import ATTEMPTS
 
 _POLL_SECONDS = 5.0
@@ -31,7 +32,8 @@ def watch(context: Context, seconds: float = _POLL_SECONDS) -> int:
 
     A terminal shows one screen that is redrawn; other outputs get a line for every change.
     """
-    follower = Follower(context.store.prefix, _own_runs(context)[0].run)
+    newest = _own_runs(context, lambda record: True)[0]
+    follower = Follower(context.store.prefix, newest.run)
     with _screen() as show:
         while True:
             record = follower.look()
@@ -43,7 +45,10 @@ def watch(context: Context, seconds: float = _POLL_SECONDS) -> int:
 
 def stop(context: Context) -> int:
     """Request that a running run of the experiment saves and ends."""
-    found = _own_runs(context)
+    found = _named_runs(context)
+    if not any(record.alive for record in found):
+        found += _own_runs(context, lambda record: record.alive)
+    found = list({record.run: record for record in found}.values())
     alive = [record.run for record in found if record.alive]
     running = f"running are {', '.join(alive)}" if alive else "none is running"
     named = [record for record in found if record.run in context.words or not context.words]
@@ -68,14 +73,30 @@ def _end(record: RunRecord) -> str:
     return f"run {record.run}: its process ended without an exit record at {moment(record.last)}"
 
 
-def _own_runs(context: Context) -> list[RunRecord]:
-    """The experiment's runs in the store, newest first. Raises `InputError` when there is none."""
+def _named_runs(context: Context) -> list[RunRecord]:
+    """The runs named after the verb that are of the experiment, however old they are."""
+    assert context.experiment is not None
+    prefix = context.store.prefix
+    there = run_ids(prefix) if context.words else {}
+    found = [read(prefix, word) for word in context.words if word in there]
+    return [record for record in found if is_run_of(record, context.experiment)]
+
+
+def _own_runs(context: Context, wanted: Callable[[RunRecord], bool]) -> list[RunRecord]:
+    """The experiment's runs in the store, newest first, at least up to one that is `wanted`.
+
+    All of them when none is. Raises `InputError` when there is none.
+    """
     assert context.experiment is not None
     experiment, prefix = context.experiment, context.store.prefix
-    every = runs(prefix)
-    found = [record for record in every if is_run_of(record, experiment)]
+    found: list[RunRecord] = []
+    others: set[str] = set()
+    for batch in batches(prefix):
+        found += [record for record in batch if is_run_of(record, experiment)]
+        others |= {record.file for record in batch if record.name == experiment.name}
+        if any(map(wanted, found)):
+            break
     if not found:
-        others = {record.file for record in every if record.name == experiment.name}
         other = f" (but of {', '.join(sorted(others))})" if others else ""
         raise InputError(f"found no run of {experiment.name} in {prefix}{other}; check --prefix")
     return found

@@ -9,7 +9,9 @@ where it did.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import time
+from collections.abc import Iterator
 
 import msgspec
 
@@ -78,10 +80,17 @@ def read(prefix: str, run_id: str) -> RunRecord:
 
 
 def runs(prefix: str, newest: int = 100) -> list[RunRecord]:
-    """The runs in a store, newest first.
+    """The `newest` runs in a store, newest first: a store may have years of runs."""
+    return next(batches(prefix, newest), [])
 
-    Only the `newest` by name, which starts with the date, are read: a store may have years of runs.
-    """
+
+def every(prefix: str) -> Iterator[RunRecord]:
+    """As `runs`, without an end: earlier ones are read when they are asked for."""
+    return itertools.chain.from_iterable(batches(prefix))
+
+
+def batches(prefix: str, size: int = 100) -> Iterator[list[RunRecord]]:
+    """The runs in a store, `size` at a time by name, which starts with the date, newest first."""
     pages = set(storage.list_names(storage.join(prefix, "reports")))
 
     def record(run: str) -> RunRecord:
@@ -89,6 +98,7 @@ def runs(prefix: str, newest: int = 100) -> list[RunRecord]:
         found.page = f"{run}.html" in pages
         return found
 
-    chosen = sorted(run_summary.run_ids(prefix), reverse=True)[:newest]
-    found = concurrently(record, chosen, prefix)
-    return sorted(found, key=lambda r: (r.started, r.run), reverse=True)
+    names = sorted(run_summary.run_ids(prefix), reverse=True)
+    for begin in range(0, len(names), size):
+        found = concurrently(record, names[begin : begin + size], prefix)
+        yield sorted(found, key=lambda r: (r.started, r.run), reverse=True)

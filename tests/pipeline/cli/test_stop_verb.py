@@ -103,6 +103,26 @@ def test_only_a_run_of_the_experiment_is_stopped(ponente, tmp_path):
     assert [path.name for path in folder.glob("*.stop")] == ["20260101-000000-aaaaaa.stop"]
 
 
+def test_a_live_run_is_found_behind_any_number_of_newer_ones(ponente, tmp_path):
+    """By name and without; `status` and `status --watch` find the experiment's newest run."""
+    folder = tmp_path / "store" / "events"
+    folder.mkdir(parents=True)
+    start = '{{"time": {}, "event": "run_started", "experiment": "{}"}}\n'
+    end = '{{"time": {}, "event": "run_finished", "outcome": "ok", "executed": []}}\n'
+    mine, now = "20260101-000000-aaaaaa", time.time()
+    (folder / f"{mine}.jsonl").write_text(start.format(now, "slow"))
+    for number in range(101):
+        log = folder / f"20260102-000000-{number:06x}.jsonl"
+        log.write_text(start.format(now, "another") + end.format(now))
+    for words in ((), (mine,)):
+        assert f"run {mine} will stop" in ponente("stop", *words, experiment=SLOW)[1]
+    assert ponente("status", "--json", experiment=SLOW)[0] == 0
+    with (folder / f"{mine}.jsonl").open("a") as file:
+        file.write(end.format(now))
+    assert f"run {mine}: finished" in ponente("status", "--watch", experiment=SLOW)[1]
+    assert f"run {mine} ended at" in ponente("stop", mine, experiment=SLOW)[2]
+
+
 def _sleeper(folder, file, name):
     (folder / file).write_text(SLEEPER.format(name=name))
     words = [sys.executable, "-m", "pipeline.cli", "run", str(folder / file)]
