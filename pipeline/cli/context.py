@@ -25,7 +25,7 @@ from pipeline.store.outputs import Store
 
 @dataclass(frozen=True)
 class Context:
-    """One invocation of a verb."""
+    """One invocation of a verb; `unforced` is its command without --force."""
 
     experiment: Declaration[Any] | None
     wanted: Any
@@ -34,6 +34,7 @@ class Context:
     options: argparse.Namespace
     words: list[str]
     command: list[str]
+    unforced: list[str]
     clock: float
 
     @property
@@ -86,6 +87,7 @@ def of_command(
     parsed: tuple[argparse.Namespace, list[str], Any],
     clock: float,
     command: list[str] | None = None,
+    unforced: list[str] | None = None,
 ) -> Context:
     """The context of a verb's flags, words and settings; `command` is that of this process."""
     options, words, settings = parsed
@@ -93,7 +95,8 @@ def of_command(
     link = getattr(options, "link", False)
     store = Store(options.prefix, getattr(options, "shared", ()), link=link)
     command = redacted(command or _command_line())
-    return Context(experiment, wanted, store, settings, options, words, command, clock)
+    unforced = redacted(unforced or _without_force(command))
+    return Context(experiment, wanted, store, settings, options, words, command, unforced, clock)
 
 
 def of_call(
@@ -108,9 +111,23 @@ def of_call(
     vars(options).update(own)
     resolved = experiment.settings(preset, **{k: v for k, v in settings.items() if k not in own})
     words = [repr(preset)] if preset else []
-    words += [f"{name}={value!r}" for name, value in settings.items()]
-    command = [f"{experiment.name}.{verb}({', '.join(words)})"]
-    return of_command(experiment, (options, [], resolved), clock, command)
+
+    def call(given: dict[str, Any]) -> list[str]:
+        named = [f"{name}={value!r}" for name, value in given.items()]
+        return [f"{experiment.name}.{verb}({', '.join([*words, *named])})"]
+
+    unforced = call({name: value for name, value in settings.items() if name != "force"})
+    return of_command(experiment, (options, [], resolved), clock, call(settings), unforced)
+
+
+def _without_force(command: list[str]) -> list[str]:
+    left, words = [], iter(command)
+    for word in words:
+        if word == "--force":
+            next(words, None)
+        elif not word.startswith("--force="):
+            left.append(word)
+    return left
 
 
 def _texts(names: str | Iterable[str]) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import html
 import itertools
+import shlex
 import time
 import uuid
 from collections import Counter
@@ -26,13 +27,15 @@ from pipeline.execute.run_record import BUDGET_STOP, KILLED, TERMINATED
 from pipeline.execute.spending import Spending
 from pipeline.graph.declaration import FULL
 from pipeline.graph.facts import Published
-from pipeline.graph.order import unique_labels
+from pipeline.graph.order import topological, unique_labels
 from pipeline.graph.step import Node
 from pipeline.pages.readable import command_line
-from pipeline.pages.record import runs
+from pipeline.pages.record import every, runs
 from pipeline.plan import facts as step_facts
 from pipeline.plan.plan import code_warnings
+from pipeline.plan.state import Selection, pick, resolve
 from pipeline.store import lease, storage
+from pipeline.store.manifest import readable
 from pipeline.store.write_check import check_writable
 
 
@@ -66,6 +69,7 @@ def _run(context: Context, interrupts: Interrupts) -> Execution:
         say(f"  {line}")
     if storage.is_local(prefix):
         check_writable(prefix)  # always, as it says why nothing can be written
+    choice = _left_to_force(context)
     # In UTC and marked so: ids without the letters are of runs before, in their machine's time.
     run_id = f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{uuid.uuid4().hex[:6]}"
     log = EventLog(prefix, run_id, [])
@@ -75,9 +79,10 @@ def _run(context: Context, interrupts: Interrupts) -> Execution:
         context.store,
         log,
         retry,
-        context.choice,
+        choice,
         options.wait,
         refuse=lambda node: spending.refusal(node) if spending else "",
+        unforced=command_line(context.unforced),
     )
 
     spending = _spending(context, log, execution)
@@ -138,6 +143,42 @@ def _run(context: Context, interrupts: Interrupts) -> Execution:
     return execution
 
 
+def _left_to_force(context: Context) -> Selection:
+    """The choice, without steps to --force that runs of this command built and did not outlive.
+
+    Launched hosts start a command again after a failure or a lost machine, as users do, which must
+    not build the step again each time. A run that ended well ends that series. A step is built
+    again when its code has changed since, or when a failure named its output.
+    """
+    choice, prefix = context.choice, context.store.prefix
+    if not choice.force:
+        return choice
+    order = topological(resolve(context.targets, choice))
+    forced = {node.key: node for name in choice.force for node in pick(order, name)}
+    done: dict[str, str] = {}
+    causes = ""
+    same = (record for record in runs(prefix) if record.command == context.command)
+    for record in itertools.takewhile(lambda record: record.outcome != "ok", same):
+        causes += " ".join([record.cause, *(step.cause for step in record.steps.values())])
+        for key, node in forced.items():
+            step = record.steps.get(key)
+            if step is not None and step.state == "executed" and node.directory not in causes:
+                done.setdefault(key, record.run)
+    labels = unique_labels(order)
+    for key, run_id in list(done.items()):
+        published = readable(context.store.path(forced[key]))
+        if published is None or code_warnings(forced[key], published):
+            del done[key]
+            continue
+        name = shlex.quote(labels[key])
+        say(
+            f"  --force {name}: run {run_id} of this command, which did not end well, built it; "
+            f"--only {name} --force {name} builds it once more"
+        )
+    left = tuple(node.directory for key, node in forced.items() if key not in done)
+    return dataclasses.replace(choice, force=left) if done else choice
+
+
 def _spending(context: Context, log: EventLog, execution: Execution) -> Spending | None:
     """The account of a run with a budget, which it shares with itself before it was cut off.
 
@@ -158,7 +199,7 @@ def _spending(context: Context, log: EventLog, execution: Execution) -> Spending
 
     same = (
         record
-        for record in runs(prefix)
+        for record in every(prefix)
         if record.command == context.command
         and not (record.outcome == "failed" and not any(s.attempts for s in record.steps.values()))
     )

@@ -54,8 +54,9 @@ _POLL_SECONDS = 0.2
 class Execution:
     """Brings targets up to date in one store.
 
-    `retry_command` resumes the run, to be printed after a failure; `wait` is for how many seconds a
-    step may wait for hardware, None for no limit. `refuse` says why a step may not be started now.
+    `retry_command` resumes the run, to be printed after a failure, and `unforced` is the same
+    without --force; `wait` is for how many seconds a step may wait for hardware, None for no limit.
+    `refuse` says why a step may not be started now.
     """
 
     def __init__(
@@ -69,11 +70,12 @@ class Execution:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
         refuse: Callable[[Node], str] = lambda node: "",
+        unforced: str = "",
     ) -> None:
         self.targets = resolve(targets, choice)
         self.order = topological(self.targets)
         self._log = log
-        self._retry_command = retry_command
+        self._retry_command, self._unforced = retry_command, unforced or retry_command
         self._choice = choice
         self._wait, self._clock, self._sleep, self._refuse = wait, clock, sleep, refuse
         self._states = States(self.order)
@@ -137,10 +139,16 @@ class Execution:
             finally:
                 self._errands.close()
         if self._failures:
-            command = with_force(self._retry_command, self._corrupt, self.order)
-            raise StepFailed("\n".join([*self._failures, f"  retry: {command}"]))
+            raise StepFailed("\n".join([*self._failures, f"  retry: {self._retry_line()}"]))
         if any(node.key not in self.published for node in self.targets):
             raise Cancelled("stopped; finished steps and shards are kept")
+
+    def _retry_line(self) -> str:
+        """The command that goes on: --force without the steps that this run has built again."""
+        forced = {key for key, state in self._states.items() if state.forced}
+        built = forced & {node.key for node in self.executed}
+        again = forced - built | self._corrupt if built else self._corrupt
+        return with_force(self._unforced if built else self._retry_command, again, self.order)
 
     def _loop(self, backend: Backend) -> None:
         running, waiting = map(self._states.among, (NodePhase.RUNNING, NodePhase.WAITING))

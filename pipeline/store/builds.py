@@ -6,7 +6,8 @@ attempt whose configuration conflicts with them belongs to another build. A fiel
 conflict; a run that finds an output without it records the field.
 
 A build also records the source files of each code of the step that worked on it. `--force` gives up
-an unfinished build and begins another one; a mark keeps later attempts from going back.
+an unfinished build and begins another one; a mark keeps later attempts from going back, and another
+one, in a build that `--force` began, keeps `--force` from giving that up.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from pipeline.store.manifest import Manifest
 # Suffix of a recorded configuration; no shard's record ends with it.
 _ENDING = "-.configuration"
 _CODE = "-.code"  # after the digest of the code
-_GIVEN_UP = "given-up-.force"
+_GIVEN_UP, _BEGUN = "given-up-.force", "begun-.force"
 _NAMED = 5  # files named in a line
 
 
@@ -58,9 +59,9 @@ def find_build(
     Args:
         replaces: attempt of the published output that is to be replaced; empty for none.
         contents: names of the arguments that `action` has by content; their values may differ.
-        forced: give up an unfinished build, unless it was begun by giving up another one: what
-            `--force` has begun, `--force` resumes.
-        claim: record the configuration in the build, and which one is given up.
+        forced: give up an unfinished build, unless `--force` began it, which then resumes it.
+        claim: record the configuration in the build, which one is given up, and whether `forced`
+            begins it.
     """
     conflicts: tuple[str, ...] = ()
     given_up, number = "", -1
@@ -72,20 +73,22 @@ def find_build(
             forced = False
         elif found := tuple(_differences(directory, names, config, contents)):
             conflicts = conflicts or found
-        elif forced and any(name.endswith(".json") for name in names):
+        elif forced and _BEGUN not in names and any(name.endswith(".json") for name in names):
             given_up, forced = build, False
-        elif claim and (found := tuple(_claim(root, build, given_up, config, contents))):
+        elif claim and (found := tuple(_claim(root, build, given_up, forced, config, contents))):
             conflicts = conflicts or found
         else:
             return Build(build, conflicts, given_up)
 
 
 def _claim(
-    root: str, build: str, given_up: str, config: Any, contents: Collection[str]
+    root: str, build: str, given_up: str, begun: bool, config: Any, contents: Collection[str]
 ) -> Iterator[str]:
     if given_up:
         mark = storage.join(root, DIRECTORY, given_up, _GIVEN_UP)
         storage.create(mark, b"", durable=False)
+    if begun:
+        storage.create(storage.join(root, DIRECTORY, build, _BEGUN), b"", durable=False)
     _record(root, build, config)
     # Checked again after recording: a driver with other defaults may have claimed it meanwhile.
     directory = storage.join(root, DIRECTORY, build)

@@ -98,6 +98,13 @@ def test_settings_are_the_signature_and_presets_replace_some():
     assert dataclasses.asdict(TOY.settings("wide", factor=2)) == {
         "count": 20,
         "limit": 100,
+def test_the_retry_of_a_call_forces_no_step_that_it_has_built(tmp_path):
+    failing = Experiment(lambda count=4: refuse(numbers(count=count)))
+    with pytest.raises(StepFailed) as error:
+        failing.run(prefix=str(tmp_path), force="numbers", executor="inline")
+    assert str(error.value).endswith(f".run(prefix={str(tmp_path)!r}, executor='inline')")
+
+
         "rates": {"high": 0.5, "low": 0.25},
         "factor": 2,
     }

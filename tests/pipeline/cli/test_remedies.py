@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.store.manifest import load
+
 GRAPH = """
 from pipeline import Experiment, Result, StepContext, named, step
 from tests.pipeline.toy import Numbers, Order, Scale, Total, numbers, order, scaled, total
@@ -56,3 +58,43 @@ def test_a_damaged_input_is_built_again_by_the_command_that_is_printed(
     assert again[-2:] == ["--force", "it's [a, b]"], "this step, and no other"
     assert typed(*again)[0] == 0
     assert typed(*words, flag, 3)[0] == 0
+
+
+FAILS = """
+from pathlib import Path
+from pipeline import Experiment, InputError, Result, StepContext, step
+from tests.pipeline.toy import Numbers, Total, noise, numbers
+
+@step(output=Total, version=1)
+def last(run: StepContext, made: Numbers) -> Result:
+    if not Path({flag!r}).exists():
+        raise InputError("no flag")
+    return {{}}
+
+experiment = Experiment(lambda: last(noise(numbers(count=4))))
+"""
+
+
+def test_a_forced_step_is_not_built_again_when_a_later_one_fails(typed, tmp_path):
+    """By the retry that is printed, or by the same command; after a run that ended well it is."""
+    file, store, flag = tmp_path / "graph_of_mine.py", tmp_path / "store", tmp_path / "flag"
+    file.write_text(FAILS.format(flag=str(flag)))
+    words = ("run", file, "--prefix", store, "--executor", "inline")
+    assert typed(*words, "--until", "noise")[0] == 0
+
+    def content():
+        return load(str(next(store.glob("noise-*")))).content
+
+    before = content()
+    words = (*words, "--force", "noise,numbers")
+    err = typed(*words)[2]
+    assert (first := content()) != before
+    (retry,) = re.findall(r"^  retry: (.*)$", err, re.MULTILINE)
+    assert "--force" not in retry
+    for _ in range(2):
+        status, out, _ = typed(*words)
+        assert (status, content()) == (1, first)
+        assert "--force noise: run 20" in out
+    flag.touch()
+    assert (typed(*words)[0], content()) == (0, first)
+    assert (typed(*words)[0], content() == first) == (0, False)

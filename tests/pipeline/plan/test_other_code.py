@@ -124,6 +124,18 @@ def first(store: str, node: Any) -> set[str]:
     return {ledger.build for ledger in mine if "given-up-.force" in ledger.names()}
 
 
+def test_force_resumes_what_it_began_with_nothing_to_give_up(tmp_path, file):
+    """Two of three shards; a plan says so, too."""
+    store, node = str(tmp_path / "store"), mapped(file, 10, bad=(2,))
+    assert failed(store, node, force=("work",)) == []
+    forced = frozenset({as_node(node).key})
+    assert planned(store, node, forced=forced).detail.endswith("2 of 4 shards finished")
+    assert "gives up" not in planned(store, node, forced=forced).detail
+    assert failed(store, node, force=("work",)) == []
+    assert first(store, node) == set()
+    assert len(ledgers(path_of(store, node))) == 1
+
+
 def test_force_after_a_repair_keeps_no_shard(store, file):
     """Straight after the failure, nothing is published."""
     node = mapped(file, 100)
