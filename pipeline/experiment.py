@@ -66,6 +66,9 @@ class Experiment(Declaration[R]):
     def run(self, preset: str | None = None, **settings: Any) -> R:
         """Bring every step up to date; returns the artifacts of the function: one, or a tuple.
 
+        With `until` or `only`, those of the chosen steps instead: one, or a tuple, inputs first
+        within each name.
+
         Args:
             settings: override the preset; flags of `ponente run` may be among them by name, such
                 as `prefix="gs://bucket/runs"` or `executor="ray"`. A store may be a `Path`;
@@ -86,6 +89,9 @@ class Experiment(Declaration[R]):
             return as_node(node).output(found.path, found.manifest)
 
         wanted: Any = asked.wanted
+        if asked.choice.until or asked.choice.only:
+            wanted = tuple(execution.targets)
+            wanted = wanted if len(wanted) > 1 else wanted[0]
         if isinstance(wanted, tuple):
             return typing.cast(R, tuple(artifact(node) for node in wanted))
         return typing.cast(R, artifact(wanted))

@@ -55,6 +55,19 @@ def test_a_run_of_several_targets_returns_a_tuple(tmp_path):
     assert sums.result["total"] == sum(made.values()) == 6
 
 
+def test_a_run_of_chosen_steps_returns_theirs(tmp_path):
+    """The function's own targets may not be there."""
+
+    def run(**chosen):
+        return TOY.run(prefix=str(tmp_path), executor="inline", **chosen)
+
+    cut = run(until="clamp")
+    assert sum(cut.values()) == 45
+    assert run(only="clamp").manifest == cut.manifest
+    made, also = run(until=("numbers", "clamp"))
+    assert (sum(made.values()), also.manifest) == (45, cut.manifest)
+
+
 @pytest.mark.parametrize("several", [str, Path, lambda store: [Path(store)], lambda s: (s,)])
 def test_a_shared_store_is_given_as_text_or_path_or_several(tmp_path, several):
     TOY.run(prefix=tmp_path / "team", executor="inline")
@@ -85,6 +98,13 @@ def test_a_failed_run_raises(tmp_path):
         failing.run(prefix=str(tmp_path), executor="inline")
 
 
+def test_the_retry_of_a_call_forces_no_step_that_it_has_built(tmp_path):
+    failing = Experiment(lambda count=4: refuse(numbers(count=count)))
+    with pytest.raises(StepFailed) as error:
+        failing.run(prefix=str(tmp_path), force="numbers", executor="inline")
+    assert str(error.value).endswith(f".run(prefix={str(tmp_path)!r}, executor='inline')")
+
+
 def test_a_plan_is_entries(tmp_path):
     entries = TOY.plan(prefix=str(tmp_path / "store"), limit=5)
     assert [(e.node.label, e.status, e.needed) for e in entries] == [
@@ -98,13 +118,6 @@ def test_settings_are_the_signature_and_presets_replace_some():
     assert dataclasses.asdict(TOY.settings("wide", factor=2)) == {
         "count": 20,
         "limit": 100,
-def test_the_retry_of_a_call_forces_no_step_that_it_has_built(tmp_path):
-    failing = Experiment(lambda count=4: refuse(numbers(count=count)))
-    with pytest.raises(StepFailed) as error:
-        failing.run(prefix=str(tmp_path), force="numbers", executor="inline")
-    assert str(error.value).endswith(f".run(prefix={str(tmp_path)!r}, executor='inline')")
-
-
         "rates": {"high": 0.5, "low": 0.25},
         "factor": 2,
     }
