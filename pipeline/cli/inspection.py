@@ -25,7 +25,7 @@ from pipeline.plan import facts as step_facts
 from pipeline.plan.lineage import lineage, users
 from pipeline.plan.plan import FEW, Planned, explain
 from pipeline.plan.plan import plan as planned
-from pipeline.plan.state import CORRUPT, FOREIGN, pick, resolve
+from pipeline.plan.state import CORRUPT, FOREIGN, missing_inputs, pick, resolve
 from pipeline.store import storage
 
 
@@ -34,8 +34,9 @@ def entries(context: Context) -> list[Planned]:
     targets = resolve(context.targets, context.choice)
     order = topological(targets)
     forced = {node.key for name in context.choice.force for node in pick(order, name)}
+    only = frozenset(node.key for name in context.choice.only for node in pick(order, name))
     keep = context.choice.keep_shards
-    return planned(targets, context.store, frozenset(forced), keep_shards=keep)
+    return planned(targets, context.store, frozenset(forced), keep_shards=keep, only=only)
 
 
 def say_json(tree: Mapping[str, Any]) -> None:
@@ -44,7 +45,7 @@ def say_json(tree: Mapping[str, Any]) -> None:
 
 
 def _action(entry: Planned) -> str:
-    if entry.refused:
+    if entry.refused or entry.left_out:
         return "refuse"
     return "run" if entry.needed else "reuse" if entry.reused else "skip"
 
@@ -175,7 +176,9 @@ def _say_plan(context: Context, found: list[Planned], labels: dict[str, str]) ->
             say(f"warning: {warning}")
         for advice in entry.node.advice():
             say(f"warning: {labels[entry.node.key]}: {advice}")
-    if refused := [entry for entry in found if entry.refused]:
+    if missing := [labels[entry.node.key] for entry in found if entry.left_out]:
+        say(f"run would refuse: {missing_inputs(context.choice.only, missing)}")
+    elif refused := [entry for entry in found if entry.refused]:
         names = ",".join(labels[entry.node.key] for entry in refused)
         kinds = " and ".join(sorted({entry.status for entry in refused}))
         again = f"build them again with --force {shlex.quote(names)}"

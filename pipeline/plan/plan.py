@@ -17,8 +17,8 @@ from pipeline.plan.state import (
     contents,
     foreign_build,
     inputs_first,
-    needed_keys,
     read_state,
+    required,
 )
 from pipeline.store import lease, storage
 from pipeline.store.builds import Build, find_build, is_mixed, named, other_code
@@ -45,6 +45,7 @@ class Planned:
     reason: str  # one line: what is reused, how many shards are finished, what changed
     needed: bool = False  # a run would execute it; an input of a hit is not needed
     refused: bool = False  # a run stops at once: only --force replaces a corrupt or foreign output
+    left_out: bool = False  # a run stops at once: --only leaves out this step, which is needed
     found: Found | None = None  # the output, for a hit
     detail: str = ""  # its progress: finished shards, a failure, the process that runs it
     beside: tuple[str, ...] = ()  # labels of the steps to run that it follows while they run
@@ -65,14 +66,17 @@ def plan(
     forced: frozenset[str] = frozenset(),
     *,
     keep_shards: bool = False,
+    only: frozenset[str] = frozenset(),
 ) -> list[Planned]:
-    """What bringing `targets` up to date would do, inputs first; `forced` has keys."""
+    """What bringing `targets` up to date would do, inputs first.
+
+    `forced` has keys, and `only` those of the steps that alone may run, none for all.
+    """
     order = topological(targets)
     seen = read_state(order, store)
-    there = {key for key in seen.found if key not in forced}
-    stale = [node for node in order if node.key in seen.stale]
-    needed = needed_keys([*targets, *stale], there) | forced
-    how = _How(forced, keep_shards, needed, _waits(order, needed))
+    needed = required(targets, order, seen, forced, only)
+    left_out = needed - only if only else frozenset[str]()
+    how = _How(forced, keep_shards, needed, left_out, _waits(order, needed))
     reasons = ChangeLog(store)
     described = inputs_first(lambda n: _describe(n, store, seen, reasons, how), order, store)
     return [described[node.key] for node in order]
@@ -82,6 +86,7 @@ class _How(NamedTuple):
     forced: frozenset[str]
     keep_shards: bool
     needed: Set[str]
+    left_out: Set[str]
     waits: Mapping[str, str]
 
 
@@ -113,6 +118,7 @@ def _describe(node: Node, store: Store, seen: GraphState, reasons: ChangeLog, ho
             status,
             reason,
             needed=needed,
+            left_out=node.key in how.left_out,
             warnings=[*warnings, *kept],
             notes=[*source_notes(node, seen), *again],
             beside=tuple(child.label for child in live if {node.key, child.key} <= how.needed),

@@ -274,6 +274,31 @@ def resolve(targets: list[Node], choice: Selection) -> list[Node]:
     return [n for name in names for n in pick(topological(targets), name)] if names else targets
 
 
+def required(
+    targets: list[Node],
+    order: list[Node],
+    seen: GraphState,
+    forced: Collection[str],
+    only: Collection[str],
+) -> set[str]:
+    """Keys of what a run must execute; `forced` and `only` are keys too, `only` empty for all."""
+    stale = [n for n in order if n.key in seen.stale and (not only or n.key in only)]
+    needed = needed_keys([*targets, *stale], {key for key in seen.found if key not in forced})
+    needed |= {*forced}
+    for node in order:
+        if node.key in forced:
+            needed |= needed_keys(node.inputs.values(), seen.found)
+    return needed
+
+
+def missing_inputs(only: tuple[str, ...], labels: Iterable[str]) -> str:
+    """Why a run of `only` some steps is refused that need others, of these labels."""
+    return (
+        f"--only {shlex.join(only)}: missing inputs: {', '.join(labels)}; use --until to build "
+        "them too"
+    )
+
+
 def decide(
     targets: list[Node], order: list[Node], seen: GraphState, choice: Selection, command: str
 ) -> list[Node]:
@@ -285,18 +310,9 @@ def decide(
     """
     forced = {node.key for name in choice.force for node in pick(order, name)}
     chosen = {node.key for name in choice.only for node in pick(order, name)}
-    stale = [n for n in order if n.key in seen.stale and (not choice.only or n.key in chosen)]
-    there = {key for key in seen.found if key not in forced}
-    needed = needed_keys([*targets, *stale], there)
-    needed |= forced
-    for node in order:
-        if node.key in forced:
-            needed |= needed_keys(node.inputs.values(), seen.found)
+    needed = required(targets, order, seen, forced, chosen)
     if missing := [n.label for n in order if choice.only and n.key in needed - chosen]:
-        raise InputError(
-            f"--only {shlex.join(choice.only)}: missing inputs: {', '.join(missing)}; use --until "
-            "to build them too"
-        )
+        raise InputError(missing_inputs(choice.only, missing))
     if corrupt := needed & seen.corrupt.keys() - forced:
         problems = [problem for key, problem in seen.corrupt.items() if key in corrupt]
         if all("--force" in problem for problem in problems):  # the remedy of `check_files`

@@ -19,7 +19,7 @@ from pipeline.pages.record import runs
 from pipeline.store import integrity, lease, storage
 from pipeline.store.manifest import NAME, load
 from tests.pipeline.cli.toy_experiment import EXPERIMENT, build
-from tests.pipeline.toy import Numbers, clamp, numbers
+from tests.pipeline.toy import Numbers, clamp, noise, numbers, total
 
 
 def _path(tmp_path, artifact):
@@ -167,6 +167,49 @@ def test_gc_lists_then_deletes_what_no_experiment_reaches(ponente, tmp_path):
     ponente("gc", "--delete", "--presets-only", "--yes")
     assert not storage.exists(stray)
     assert "all 4 steps up to date" in ponente("--preset", "wide")[1]
+
+
+def test_plan_of_only_some_steps_says_what_their_run_refuses(ponente):
+    """An input is missing; then one is stale, which neither builds again."""
+    status, out, err = ponente("--only", "clamp")
+    assert status == 1
+    problem = err.partition("missing inputs")[2].strip()
+    out = ponente("plan", "--only", "clamp")[1]
+    assert f"run would refuse: --only clamp: missing inputs{problem}" in out
+    assert re.search("^refuse numbers", out, re.MULTILINE)
+    ponente("--until", "clamp")
+    assert re.search("^run +clamp", ponente("plan", "--only", "clamp", "--force", "clamp")[1], re.M)
+
+
+def test_a_stale_input_is_planned_only_where_it_is_chosen(ponente, tmp_path):
+    """`show` has the stale output, and says why it is not reused."""
+    made = noise(numbers(count=4))
+    experiment = Experiment(lambda: total(named(clamp(made, limit=9), "cut")))
+    ponente(experiment=experiment)
+    ponente("--only", "noise", "--force", "noise", experiment=experiment)
+    lines = ponente("plan", "--only", "total", experiment=experiment)[1].splitlines()
+    assert [line.split()[:2] for line in lines[1:-1]] == [
+        ["reuse", "numbers"],
+        ["reuse", "noise"],
+        ["skip", "cut"],
+        ["reuse", "total"],
+    ]
+    status, out, _ = ponente("show", "cut", experiment=experiment)
+    assert status == 0
+    assert "state       stale: input numbers (noise) was built again" in out
+    tree = json.loads(ponente("show", "cut", "--json", experiment=experiment)[1])
+    assert (tree["state"], tree["label"]) == ("stale", "cut")
+
+
+def test_verify_reads_the_outputs_of_a_shared_store(ponente, tmp_path):
+    """As a plan reuses them; it says where they are."""
+    ponente()
+    (tmp_path / "store").rename(tmp_path / "team")
+    flags = ("--shared", str(tmp_path / "team"))
+    status, out, _ = ponente("verify", *flags)
+    assert status == 0
+    assert f"in the shared store: {tmp_path}/team/numbers-" in out
+    assert ponente("verify")[0] == 1
 
 
 def _several(*counts: int) -> Experiment:
