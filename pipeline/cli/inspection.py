@@ -263,10 +263,12 @@ def show(context: Context) -> int:
     """Print one step's output: its manifest, its inputs and the outputs that use it."""
     node = context.step()
     entry = next(e for e in planned([node], context.store) if e.node.key == node.key)
-    if entry.found is None:
+    unused = entry.status in ("stale", FOREIGN)  # published, and yet a run would not reuse it
+    found = context.store.find(node) if unused else entry.found
+    if found is None:
         reason = entry.reason if entry.status == CORRUPT else f"nothing published at {entry.path}"
         raise InputError(f"{entry.node.label}: {reason} ({entry.status})")
-    path, manifest = entry.found.path, entry.found.manifest
+    path, manifest = found.path, found.manifest
     up = [a for a in lineage([path]) if a.path != path]
     down = users(context.store.prefix, context.store.outputs(), path)
     if context.options.json:
@@ -274,7 +276,8 @@ def show(context: Context) -> int:
         tree = json.loads(msgspec.structs.replace(manifest, shards=shards).to_bytes())
         tree["config"] = plain(tree["config"])
         made_from = {a.manifest.label: a.path for a in up}
-        say_json({"path": path, **tree, "made_from": made_from, "used_by": list(down)})
+        state = {"state": entry.status, "reason": entry.reason} if unused else {}
+        say_json({"path": path, **tree, **state, "made_from": made_from, "used_by": list(down)})
         return 0
     built = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(manifest.started))
     say(f"{manifest.label}  {path}")
@@ -283,9 +286,11 @@ def show(context: Context) -> int:
     say(f"  content     {manifest.content}")
     say(f"  built       {built}, {manifest.seconds:.1f} s, attempt {manifest.attempt}")
     say(f"  size        {manifest.size:,} bytes in {len(manifest.shards)} shards")
-    if entry.found.elsewhere:
+    if found.elsewhere:
+    if unused:
+        say(f"  state       {entry.status}: {entry.reason}")
         kind = manifest.alias.kind if manifest.alias else "shared store"
-        say(f"  files are   {entry.found.elsewhere} ({kind})")
+        say(f"  files are   {found.elsewhere} ({kind})")
     _section("source", {name: str(summary) for name, summary in manifest.sources.items()})
     for line in manifest.alias.differences if manifest.alias else ():
         say(f"  ignoring    {line}")
