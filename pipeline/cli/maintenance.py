@@ -30,8 +30,8 @@ _WRITTEN = {"kept": "--keep-shards kept", "continued": "continued from"}
 def verify(context: Context) -> int:
     """Compare the bytes of outputs with their digests; status 1 unless every output is sound.
 
-    An output is "missing" if it was never published, and "mixed" if shards in it were written by
-    other code of its step than the rest.
+    An output is "missing" if it was never published, here or in a shared store, and "mixed" if
+    shards in it were written by other code of its step than the rest.
     """
     storage.list_names(context.store.prefix)  # raises if the store is unreachable
     found: list[dict[str, Any]] = []
@@ -39,6 +39,8 @@ def verify(context: Context) -> int:
         path = context.store.path(node)
         try:
             manifest = load_keyed(path, node.key)
+            if manifest is None and (there := context.store.find(node)) is not None:
+                path, manifest = there.path, there.manifest
             problems = list(integrity.problems(path, manifest)) if manifest else []
         except StoreUnavailable:
             raise
@@ -54,6 +56,8 @@ def verify(context: Context) -> int:
         )
         if not context.options.json:
             _say_verified(node.label, state, manifest, problems)
+            if path != context.store.path(node):
+                say(f"  in the shared store: {path}")
     counts = {s: sum(e["state"] == s for e in found) for s in ("corrupt", "mixed", "missing")}
     if context.options.json:
         say_json({"store": context.store.prefix, "outputs": found, **counts})
