@@ -113,8 +113,8 @@ def plan(context: Context) -> int:
                     stated.get(node.key, Facts()), Facts(refusal=why)
                 )
     if context.options.html:
-        return _write_page(context, found, stated)
-    if context.options.json:
+        _write_page(context, found, stated)
+    elif context.options.json:
         if not context.options.no_compile:
             more = step_facts.examine(stated, labels, lambda _: None)
             stated |= {key: step_facts.merge(stated[key], facts) for key, facts in more.items()}
@@ -133,9 +133,14 @@ def plan(context: Context) -> int:
         say_facts(stated, labels)
         if not context.options.no_compile:
             say_facts(step_facts.examine(stated, labels, say), labels)
-    if context.options.strict and any(entry.warnings for entry in found):
-        raise InputError("--strict: outputs were built by other code; see the warnings")
+    _check_code(context, found)
     return 0
+
+
+def _check_code(context: Context, found: list[Planned]) -> None:
+    warnings = [warning for entry in found for warning in entry.warnings]
+    if context.options.strict and warnings:
+        raise InputError(f"--strict: outputs were built by other code: {'; '.join(warnings)}")
 
 
 def _elsewhere(context: Context) -> int:
@@ -145,7 +150,9 @@ def _elsewhere(context: Context) -> int:
         steps = ", ".join(node.label for node in context.steps())
         raise InputError(f"plan --on: expected a step that trains, found {steps}")
     module, _, name = able[0].step.elsewhere.partition(":")
-    there = {e.node.key: e.found for e in entries(context) if e.found is not None}
+    found = entries(context)
+    _check_code(context, found)
+    there = {e.node.key: e.found for e in found if e.found is not None}
     outputs = Published(there, context.store.prefix)
     return getattr(importlib.import_module(module), name)(context, able[0], outputs)
 
@@ -187,7 +194,7 @@ def _say_plan(context: Context, found: list[Planned], labels: dict[str, str]) ->
         say(f"{sum(e.needed for e in found)} of {len(found)} steps would run")
 
 
-def _write_page(context: Context, found: list[Planned], stated: Mapping[str, Facts]) -> int:
+def _write_page(context: Context, found: list[Planned], stated: Mapping[str, Facts]) -> None:
     from pipeline.pages.page import render
 
     states = {"running": "running", **dict.fromkeys(("failed", CORRUPT, FOREIGN), "failed")}
@@ -212,7 +219,6 @@ def _write_page(context: Context, found: list[Planned], stated: Mapping[str, Fac
     page = render(record, manifests)
     storage.write_atomic(context.options.html, page.encode())
     say(f"wrote {context.options.html}")
-    return 0
 
 
 def status(context: Context) -> int:
@@ -281,14 +287,14 @@ def show(context: Context) -> int:
         return 0
     built = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(manifest.started))
     say(f"{manifest.label}  {path}")
+    if unused:
+        say(f"  state       {entry.status}: {entry.reason}")
     say(f"  step        {manifest.step}, version {manifest.version}")
     say(f"  key         {manifest.key}")
     say(f"  content     {manifest.content}")
     say(f"  built       {built}, {manifest.seconds:.1f} s, attempt {manifest.attempt}")
     say(f"  size        {manifest.size:,} bytes in {len(manifest.shards)} shards")
     if found.elsewhere:
-    if unused:
-        say(f"  state       {entry.status}: {entry.reason}")
         kind = manifest.alias.kind if manifest.alias else "shared store"
         say(f"  files are   {found.elsewhere} ({kind})")
     _section("source", {name: str(summary) for name, summary in manifest.sources.items()})

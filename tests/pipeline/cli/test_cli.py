@@ -319,7 +319,7 @@ def laboratory(tmp_path, monkeypatch):
         del sys.modules[name]
 
 
-def test_code_that_changed_is_said_and_strict_refuses(ponente, laboratory):
+def test_code_that_changed_is_said_and_strict_refuses(ponente, laboratory, tmp_path):
     """An edit of an imported module is named; a comment is not a change; --strict is an error."""
     module, deep = laboratory
 
@@ -333,7 +333,8 @@ def test_code_that_changed_is_said_and_strict_refuses(ponente, laboratory):
         status, out, _ = ponente(*arguments, experiment=experiment)
         assert status == 0
         assert "make: code changed since this output was built: laboratory/deep.py" in out
-        status, _, err = ponente(*arguments, "--strict", experiment=experiment)
+        page = ["--html", str(tmp_path / "page.html")] if arguments else []
+        status, _, err = ponente(*arguments, "--strict", *page, experiment=experiment)
         assert status == 1
         assert "--strict" in err
 
