@@ -78,9 +78,10 @@ class Server(ThreadingHTTPServer):
         self.names = {"localhost", address[0].lower(), socket.gethostname().lower()} - {""}
         try:
             super().__init__(address, _Handler)
-        except OSError as error:
+        except (OSError, OverflowError) as error:
+            why = getattr(error, "strerror", None) or error
             raise InputError(
-                f"cannot listen on {address[0]}:{address[1]} ({error.strerror or error}); give "
+                f"cannot listen on {address[0]}:{address[1]} ({why}); give "
                 "another --port, or --port 0 for a free one"
             ) from error
 

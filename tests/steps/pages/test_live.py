@@ -281,6 +281,8 @@ def test_what_is_no_store_and_a_port_in_use_are_refused(tmp_path, store, server)
         serve(str(tmp_path / "none"))
     with pytest.raises(InputError, match="--port 0 for a free one"):
         serve(str(store), port=server.server_address[1])
+    with pytest.raises(InputError, match=r"cannot listen on 127\.0\.0\.1:70000 .*0-65535"):
+        serve(str(store), port=70_000)
 
 
 def test_a_page_that_fails_ends_no_other(server, store):
