@@ -144,7 +144,7 @@ class Execution:
             raise Cancelled("stopped; finished steps and shards are kept")
 
     def _retry_line(self) -> str:
-        """The command that goes on: --force without the steps that this run has built again."""
+        """The command to repeat: --force without the steps that this run has built again."""
         forced = {key for key, state in self._states.items() if state.forced}
         built = forced & {node.key for node in self.executed}
         again = forced - built | self._corrupt if built else self._corrupt

@@ -81,7 +81,9 @@ def beside_a_reader(seed: int, count: int, workspace: Path) -> dict[str, Any]:
                     assert error is None, f"a rebuild died: {error}"
                 else:
                     pending.append(number)
-            keep = Keep(recorded=draw.random() < 0.5, names=draw.choice(((), ("order",))))
+            ordered = as_node(graph(tag=number, target="order")).directory
+            kept = frozenset(draw.choice(((), (ordered,))))
+            keep = Keep(recorded=draw.random() < 0.5, outputs=kept)
             recorded = recorded and keep.recorded
             figures["bytes deleted"] += _collect(store, draw.choice(([], wanted)), keep, draw)
             figures["collections"] += 1

@@ -18,7 +18,8 @@ from pipeline.graph.order import topological, unique_labels
 from pipeline.graph.step import as_node
 from pipeline.plan import changes
 from pipeline.plan.lineage import lineage
-from pipeline.plan.plan import needed_keys, plan
+from pipeline.plan.plan import plan
+from pipeline.plan.state import needed_keys
 from pipeline.store import storage
 from pipeline.store.outputs import Store
 from tests.pipeline.graph.large_graphs import chain, publish, wide_graph

@@ -173,7 +173,8 @@ def test_gc_keeps_the_tables_of_outputs_and_of_replaced_ones_that_are_referred_t
         str(other), json.dumps({**tree, "origin": {**origin, "differences": []}}).encode()
     )
     nodes = topological([as_node(wanted)])
-    delete(store, find_garbage(store, nodes, Keep(names=(other.parent.name,))).garbage)
+    keep = Keep(outputs=frozenset({other.parent.name}))
+    delete(store, find_garbage(store, nodes, keep).garbage)
     assert old.exists(), "an output refers to it"
     shutil.rmtree(other.parent)
     delete(store, find_garbage(store, nodes).garbage)
