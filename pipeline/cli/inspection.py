@@ -145,13 +145,13 @@ def _check_code(context: Context, found: list[Planned]) -> None:
 
 def _elsewhere(context: Context) -> int:
     """`plan --on`: the comparison of the first of the named steps that has one."""
+    found = entries(context)
+    _check_code(context, found)
     able = [node for node in context.steps() if node.step.elsewhere]
     if not able:
         steps = ", ".join(node.label for node in context.steps())
         raise InputError(f"plan --on: expected a step that trains, found {steps}")
     module, _, name = able[0].step.elsewhere.partition(":")
-    found = entries(context)
-    _check_code(context, found)
     there = {e.node.key: e.found for e in found if e.found is not None}
     outputs = Published(there, context.store.prefix)
     return getattr(importlib.import_module(module), name)(context, able[0], outputs)

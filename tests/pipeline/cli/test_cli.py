@@ -212,37 +212,6 @@ def test_verify_reads_the_outputs_of_a_shared_store(ponente, tmp_path):
     assert ponente("verify")[0] == 1
 
 
-def _several(*counts: int) -> Experiment:
-    """Graphs of one named step per count, of which only the last is a preset's."""
-    return Experiment(lambda: tuple(named(numbers(count=n), f"work[{n}, 2]") for n in counts))
-
-
-def test_gc_keeps_what_is_named_by_label_or_path(ponente, tmp_path, monkeypatch):
-    """As gc prints them, of earlier settings too; a word of no output is refused."""
-    ponente(experiment=_several(8, 6))
-    presets = _several(4)
-    ponente(experiment=presets)
-
-    def listed(*words):
-        keep = [word for each in words for word in ("--keep", each)]
-        tree = json.loads(ponente("gc", "--presets-only", "--json", *keep, experiment=presets)[1])
-        return {item["url"].rpartition("/")[2] for item in tree["objects"]}
-
-    six, eight = (as_node(numbers(count=n)).directory for n in (6, 8))
-    assert listed() == {six, eight}
-    assert listed("work[8, 2]") == {six}
-    assert listed("work[8, 2],work[6, 2]") == listed("numbers") == listed("work[6, 2]", eight)
-    assert listed("numbers") == set()
-    monkeypatch.chdir(tmp_path)
-    assert listed(f"store/{six}/,{tmp_path}/store/{eight[:-5]}") == set()
-    for word in ("work[7, 2]", "nmbers", f"elsewhere/{six}", f"gs://b/{six}", "work[8, 2],x", ""):
-        words = ("--presets-only", "--delete", "--yes", "--keep", word)
-        status, out, err = ponente("gc", *words, experiment=presets)
-        assert (status, out) == (1, ""), word
-    assert "expected steps or outputs" in err
-    assert listed() == {six, eight}
-
-
 def test_adopt_by_name(ponente, tmp_path):
     """An output is declared right for another setting; show says so, and a run reuses it."""
     ponente()
@@ -337,6 +306,8 @@ def test_code_that_changed_is_said_and_strict_refuses(ponente, laboratory, tmp_p
         status, _, err = ponente(*arguments, "--strict", *page, experiment=experiment)
         assert status == 1
         assert "--strict" in err
+    err = ponente("plan", "--strict", "--on", "v6e-8", experiment=experiment)[2]
+    assert "--strict: outputs were built by other code: make: code changed" in err
 
 
 @step(output=Numbers, version=1)
