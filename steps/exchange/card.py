@@ -42,7 +42,10 @@ def write_cards(
     if not model.imported:
         record = of_checkpoint(model, name, ancestors)
         step = model.result["last"]["step"] if at is None else at
-        card += [*_training(model, record, ancestors, step), *_evaluation(record, step)]
+        card += _training(model, record, ancestors, step)
+        averaged = model.train.ema or model.train.average_last
+        if not averaged or written["parameters"] == "ema":  # a run evaluates its average
+            card += _evaluation(record, step)
     card += _lineage(ancestors)
     _write(folder, "README.md", card)
     data = [f"# Data of {name}", "", *_data(model, ancestors), *licenses(known, source_licenses)]

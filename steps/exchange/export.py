@@ -51,7 +51,7 @@ def _then_upload(export: Any) -> Any:
 
 @step(
     output=HuggingFaceModel,
-    version=1,
+    version=2,
     check=_check_hf,
     memory=_MEMORY,
     reads_lineage=True,

@@ -1,0 +1,96 @@
+"""The cards of runs that are made up: averages, attempts, extensions and mixtures."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+
+from pipeline import Result, StepContext, step
+from pipeline.store import storage
+from steps.artifacts import Checkpoint, Sequences
+from steps.exchange.card import write_cards
+from steps.tokens.sequences import block_shuffle
+from tests.steps.built import built
+from tests.steps.synthetic import synthetic
+from tests.training import tiny
+from training.config import TrainConfig
+from training.metrics.goodput import AttemptTime
+from training.metrics.metrics_log import NAME
+
+STEPS = 9
+TRAIN = dataclasses.replace(tiny.TRAIN, steps=STEPS)
+
+
+@dataclasses.dataclass(frozen=True)
+class Tried:
+    """An attempt: Unix seconds of its start, its length, and its first step."""
+
+    began: float
+    seconds: float
+    first_step: int = 0
+    devices: int = 16
+
+
+@step(output=Checkpoint, version=1)
+def recorded(
+    run: StepContext, sequences: Sequences, *, train: TrainConfig, attempts: tuple[Tried, ...]
+) -> Result:
+    """The record of a training on v6e-16 that was evaluated at its end."""
+    evaluation = {"split": "validation", "step": STEPS, "loss": 1.25}
+    rows = [{"kind": "evaluation", "time": 0.0, **evaluation}]
+    for number, tried in enumerate(attempts):
+        made = AttemptTime(
+            attempt=str(number),
+            began=tried.began,
+            buckets={"step": tried.seconds},
+            first_step=tried.first_step,
+            last_step=STEPS,
+            outcome="preempted",
+            device="TPU v6 lite",
+            devices=tried.devices,
+        )
+        rows.append({"kind": "attempt", **dataclasses.asdict(made)})
+    with run.shard("record") as directory:
+        text = "".join(json.dumps(row) + "\n" for row in rows)
+        storage.write_atomic(storage.join(directory, NAME), text.encode())
+    return {
+        "model": dataclasses.asdict(tiny.MODEL),
+        "train": dataclasses.asdict(train),
+        "last": evaluation,
+        "measured": {"hardware": "v6e-16", "devices": "16 x TPU v6 lite"},
+    }
+
+
+ONE = (Tried(0.0, 3600.0),)
+
+
+@pytest.fixture
+def cards(tmp_path):
+    """Writes and returns the two cards of a run."""
+
+    def write(train=TRAIN, attempts=ONE, parameters="ema", sequences=None):
+        data = sequences or block_shuffle(synthetic(), tiny.LENGTH)
+        made = built(tmp_path, recorded(data, train=train, attempts=attempts), Checkpoint)
+        written = {"architecture": "Qwen3", "dtype": "float32", "parameters": parameters}
+        write_cards(str(tmp_path), made, written, "mine", "", (), None)
+        return [(tmp_path / name).read_text() for name in ("README.md", "DATA.md")]
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("settings", "parameters", "evaluated"),
+    [
+        ({"ema": 0.9}, "ema", True),
+        ({"ema": 0.9}, "last", False),
+        ({"average_last": 0.5}, "last", False),
+        ({}, "last", True),
+    ],
+)
+def test_losses_are_of_the_parameters_that_were_exported(cards, settings, parameters, evaluated):
+    """A run that averages evaluates the average alone."""
+    card, _ = cards(dataclasses.replace(TRAIN, **settings), parameters=parameters)
+    assert ("| validation | 1.2500 |" in card) == evaluated
+    assert ("## Evaluation" in card) == evaluated
