@@ -107,21 +107,36 @@ def _training(
     train, result = model.train, model.result
     (all_tokens, all_flops), (after, left) = (spent(model.model, train, n) for n in (0, step))
     whole = step == result["last"]["step"]
-    account = record.account()
-    seconds = account.total if account else result["measured"]["seconds"]["total"]
-    used = pod(str(result["measured"]["hardware"]))
-    price = price_of(used.generation) if used.generation else None
+    seconds, cost = _spent(record, str(result["measured"]["hardware"])) if whole else ("", "")
+    # An extension has the steps and tokens of the whole run, and attempts at its last steps only.
+    begun = min((a.first_step for a in record.attempts if a.first_step is not None), default=0)
+    attempted = f" of the last {step - begun:,} steps" if begun else ""
     facts = [
         ("steps", f"{step:,}"),
         ("tokens", f"{all_tokens - after:,}"),
         ("FLOPs", f"{all_flops - left:.3g} (causal attention, without recomputation)"),
-        ("hardware", model.trained_on),
-        ("wall time", readable.duration(seconds) if whole else ""),
-        ("cost", price.of(used.chips * seconds / _HOUR) if price and whole else ""),  # list prices
+        (f"hardware{attempted}", model.trained_on),
+        (f"wall time{attempted}, pauses included", seconds),
+        (f"cost{attempted}", cost),
         ("searched for evaluation sets", decontaminated(ancestors)),  # DATA.md says what was found
         ("continues", model.input_paths.get("checkpoint", "").rpartition("/")[2]),
     ]
     return ["## Training", "", *_rows(facts)]
+
+
+def _spent(record: TrainingRun, hardware: str) -> tuple[str, str]:
+    """Wall time of all attempts, and the list price of `hardware` while they held it.
+
+    The price is empty if the attempts were on different devices; both if no times were recorded.
+    """
+    account = record.account()
+    if account is None:
+        return "", ""
+    used = pod(hardware)
+    price = price_of(used.generation) if used.generation else None
+    alike = len({(each.device, each.devices) for each in record.attempts}) == 1
+    held = used.chips * (account.total - account.parts["dead"]) / _HOUR
+    return readable.duration(account.total), price.of(held) if price and alike else ""
 
 
 def _evaluation(record: TrainingRun, step: int) -> list[str]:

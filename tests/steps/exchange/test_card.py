@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 
 import pytest
 
@@ -94,3 +95,33 @@ def test_losses_are_of_the_parameters_that_were_exported(cards, settings, parame
     card, _ = cards(dataclasses.replace(TRAIN, **settings), parameters=parameters)
     assert ("| validation | 1.2500 |" in card) == evaluated
     assert ("## Evaluation" in card) == evaluated
+
+
+@pytest.mark.parametrize(
+    ("attempts", "rows"),
+    [
+        (ONE, {"wall time, pauses included": "1 h 00 min", "cost": "$43.20 on demand"}),
+        (
+            (Tried(0.0, 1800.0), Tried(90_000.0, 1800.0)),
+            {"wall time, pauses included": "25 h 30 min", "cost": "$43.20 on demand"},
+        ),
+        ((Tried(0.0, 1800.0), Tried(1800.0, 1800.0, devices=8)), {"cost": None}),
+        (
+            (Tried(0.0, 3600.0, first_step=5),),
+            {
+                **{"steps": f"{STEPS}", "wall time, pauses included": None, "cost": None},
+                "wall time of the last 4 steps, pauses included": "1 h 00 min",
+                "cost of the last 4 steps": "$43.20 on demand",
+                "hardware of the last 4 steps": "v6e-16",
+            },
+        ),
+        ((), {"wall time, pauses included": None, "cost": None}),
+    ],
+)
+def test_the_cost_is_of_the_time_that_machines_were_held(cards, attempts, rows):
+    """Not of pauses, nor of two kinds of machines; an extension's is of its own steps."""
+    card, _ = cards(attempts=attempts)
+    found = dict(re.findall(r"^\| (.+?) \| (.+) \|$", card, re.MULTILINE))
+    for name, value in rows.items():
+        assert value is None or found[name].startswith(value)
+        assert value is not None or name not in found
