@@ -91,6 +91,11 @@ class TokenCache(Artifact):
     needs = ("tokenizer",)
 
     @property
+    def name(self) -> str:
+        """Name of its directory."""
+        return self.path.rstrip("/").rpartition("/")[2]
+
+    @property
     def packed(self) -> bool:
         """Whether training shards hold whole padded sequences of `result["sequence_length"]`."""
         return "tokens" in self.input_paths
@@ -200,6 +205,19 @@ class Sequences(Artifact):
         return self.input("tokens", TokenCache) if above is None else above.cache
 
     @property
+    def split_counts(self) -> dict[str, dict[str, Any]]:
+        """Statistics of the splits by name: of a mixture, train of every cache with its name.
+
+        Held-out splits are those of the first cache.
+        """
+        own = self.cache.result["splits"]
+        if not self.parts:
+            return own
+        caches = [part.cache for part in self.parts]
+        found = {f"{TRAIN} of {cache.name}": cache.result["splits"][TRAIN] for cache in caches}
+        return found | {f"{n} of {self.cache.name}": own[n] for n in own if n != TRAIN}
+
+    @property
     def padded(self) -> bool:
         """Whether sequences may end in padding."""
         return any(part.cache.packed for part in (self.parts or [self]))
@@ -209,7 +227,7 @@ class Sequences(Artifact):
         from data.batches.dataset import TokenSource
 
         return TokenSource(
-            name=self.cache.path.rstrip("/").rpartition("/")[2],
+            name=self.cache.name,
             shards=self.cache.split(TRAIN),
             **{name: self.result[name] for name in ("io_block_size", "window_blocks", "seed")},
         )

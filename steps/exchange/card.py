@@ -170,9 +170,8 @@ def _data(model: Checkpoint, ancestors: Sequence[Ancestor]) -> list[str]:
     lines.append("")
     if model.imported:
         return lines
-    splits = model.sequences.cache.result["splits"]
-    counted = next(iter(splits.values()))
-    fields = [field for field in ("documents", "rows", "tokens", "bytes") if field in counted]
+    splits, names = model.sequences.split_counts, ("documents", "rows", "tokens", "bytes")
+    fields = [field for field in names if all(field in split for split in splits.values())]
     lines += [
         "## Splits",
         "",

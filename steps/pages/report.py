@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from training.metrics.goodput import Account
 
 
-@step(output=Report, version=1, reads_lineage=True)
+@step(output=Report, version=2, reads_lineage=True)
 def report(
     run: StepContext,
     checkpoint: Checkpoint,
@@ -78,7 +78,7 @@ def render(
         drawing=draw([_box(ancestor) for ancestor in ancestors]),
         predicted=predicted_table(model.result["measured"].get(STEP, {})),
         memory=memory_table(model.result["measured"].get("memory", {})),
-        data=_data_table(model.sequences.cache.result["splits"]),
+        data=_data_table(model.sequences.split_counts),
         configurations=_configurations(ancestors),
     )
 
@@ -196,11 +196,13 @@ def cards(
     """(figure, meaning) of the finished run, for the figures that were measured."""
     first, last = model.result["first"], model.result["last"]
     skipped, epochs = (model.result.get(name, 0) for name in ("skipped", "epochs"))
+    # Entropy and validation loss of a mixture are of its first source.
+    corpus = "first source" if len(epochs or ()) > 1 else "corpus"
     rates = sorted(row["tokens_per_second"] for row in record.history)
     total = account.total if account else model.result["measured"]["seconds"]["total"]
     figures = [
         (f"{first['loss']:.2f} → {last['loss']:.2f}", "validation loss, nats per token"),
-        (f"{model.result['unigram_entropy']:.2f}", "unigram entropy of the corpus, nats"),
+        (f"{model.result['unigram_entropy']:.2f}", f"unigram entropy of the {corpus}, nats"),
         *(_scores_card(scores) if scores else []),
         (f"{rates[len(rates) // 2]:,.0f}", "tokens per second, median step"),
         (f"{last['step']:,}", "steps"),

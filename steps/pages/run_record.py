@@ -47,7 +47,8 @@ class TrainingRun:
     attempts: list[AttemptTime]
     # Its settings, nested. Those of a run that it continues are not included; "continues" names it.
     config: Mapping[str, Any]
-    entropy: float | None = None  # unigram entropy of the training tokens in nats, if known
+    # Unigram entropy of the training tokens in nats, of a mixture's first source; None if unknown.
+    entropy: float | None = None
     partial: bool = False  # whether `config` may lack settings, as for an unfinished run
     sequences: Sequence[Row] = ()  # losses by sequence, see `training.metrics.differences`
     recipe: str = ""  # the same of runs that differ in seeds alone, see `recipe_of`; "" if unknown

@@ -10,9 +10,9 @@ import pytest
 
 from pipeline import Result, StepContext, step
 from pipeline.store import storage
-from steps.artifacts import Checkpoint, Sequences
+from steps.artifacts import Checkpoint, Sequences, TokenCache
 from steps.exchange.card import write_cards
-from steps.tokens.sequences import block_shuffle
+from steps.tokens.sequences import block_shuffle, mix
 from tests.steps.built import built
 from tests.steps.synthetic import synthetic
 from tests.training import tiny
@@ -125,3 +125,14 @@ def test_the_cost_is_of_the_time_that_machines_were_held(cards, attempts, rows):
     for name, value in rows.items():
         assert value is None or found[name].startswith(value)
         assert value is not None or name not in found
+
+
+def test_the_data_of_a_mixture_are_those_of_all_its_sources(cards, tmp_path):
+    """Train of every cache, and the held-out splits of the first, each with the cache's name."""
+    kinds = synthetic(documents=60), synthetic(documents=80)
+    parts = tuple(block_shuffle(cache, tiny.LENGTH) for cache in kinds)
+    found = [built(tmp_path, cache, TokenCache) for cache in kinds]
+    rows = [f"| train of {each.name} | {each.tokens('train'):,} |" for each in found]
+    _, data = cards(sequences=mix(parts, weights=(1.0, 2.0)))
+    assert "\n".join(rows) in data
+    assert f"| train | {found[1].tokens('train'):,} |" in cards(sequences=parts[1])[1]

@@ -264,6 +264,15 @@ def test_the_card_of_a_score_says_how_much_of_the_split_it_is_of(sequences, what
     }
 
 
+@pytest.mark.parametrize(("epochs", "of"), [([1.5], "corpus"), ([0.5, 3.0], "first source")])
+def test_the_card_of_the_entropy_says_what_it_is_of(epochs, of):
+    """A mixture's is that of its first source, as the validation loss is."""
+    found = model()
+    found.result["epochs"] = epochs
+    figures = report.cards(found, None, record(), None)
+    assert ("4.50", f"unigram entropy of the {of}, nats") in figures
+
+
 @pytest.mark.parametrize(
     ("label", "result"),
     [
