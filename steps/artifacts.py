@@ -123,6 +123,11 @@ class TokenCache(Artifact):
         """Whether a tokenizer made the tokens; they are rows of integers if not."""
         return "tokenizer" in self.unpacked.input_paths
 
+    @property
+    def tokenizer_digest(self) -> str:
+        """SHA-256 of the tokenizer that made the tokens, in hexadecimal; empty if none did."""
+        return self.result["tokenizer"]
+
     def tokenizer(self) -> Tokenizer:
         """The tokenizer that made the tokens. Raises `InputError` if none did."""
         if not self.has_text:
@@ -269,6 +274,15 @@ class Checkpoint(Measured):
     def has_text(self) -> bool:
         """Whether the model has a tokenizer, as all but those of rows of integers have."""
         return self.imported or self.sequences.cache.has_text
+
+    @property
+    def tokenizer_digest(self) -> str:
+        """SHA-256 of its tokenizer, in hexadecimal; empty if it has none, or none is recorded."""
+        if self.imported:
+            return self.tokenizer().digest
+        # The manifest of an adopted output may lack its inputs.
+        recorded = "sequences" in self.input_paths
+        return self.sequences.cache.tokenizer_digest if recorded else ""
 
     def tokenizer(self) -> Tokenizer:
         """The tokenizer of the training text, or the one that an imported model came with.

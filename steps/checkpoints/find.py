@@ -123,6 +123,27 @@ def read_tokenizer(file: str, model: TransformerConfig) -> TextTokenizer:
     return tokenizer
 
 
+def check_tokenizer(step: str, model: Checkpoint | TokenCache, tokens: TokenCache) -> None:
+    """Refuse tokens that another tokenizer than the model's produced.
+
+    `model` is the model or the token cache of its training.
+    """
+    mine, theirs, how = tokens.tokenizer_digest, model.tokenizer_digest, ""
+    if mine == theirs:
+        return
+    if model.has_text and tokens.has_text:
+        own = model.tokenizer().load()
+        # Another program may write an equal tokenizer as different bytes, with another digest.
+        if own.gives_ids_of(tokens.tokenizer().load()):
+            return
+        bos, eos = own.decode([own.bos_id]), own.decode([own.eos_id])
+        how = f": steps.tokenizer(its tokenizer.json, bos={bos!r}, eos={eos!r})"
+    raise InputError(
+        f"{step}: the model's tokenizer has digest {theirs[:12]}, that of the tokens "
+        f"{mine[:12]}; tokenize the documents with the model's tokenizer{how}"
+    )
+
+
 def too_long(tokens: int, trained: int) -> str:
     """A warning about a text of more tokens than the model was trained on; empty for others."""
     if tokens <= trained:

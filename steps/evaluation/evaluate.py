@@ -16,6 +16,7 @@ from pipeline import GangProcess, Hardware, InputError, Result, Runtime, StepCon
 from pipeline.events import Emit
 from pipeline.store import storage
 from steps.artifacts import Checkpoint, Scores, TokenCache, Tokenizer
+from steps.checkpoints.find import check_tokenizer
 from steps.declared import check_splits
 from steps.gang import FLAGS, joined
 from steps.measured import SEQUENCES
@@ -63,6 +64,15 @@ def check_sizes(arguments: Mapping[str, Any]) -> None:
         check_value(f"evaluation.{name}", arguments[name], Count | None)
 
 
+def check_tokens(step: str, model: Checkpoint | TokenCache, tokens: TokenCache) -> None:
+    """Refuse tokens of another tokenizer than the model's, see `check_tokenizer`.
+
+    Rows of integers, which name no tokenizer, may be of any.
+    """
+    if tokens.tokenizer_digest and model.tokenizer_digest:
+        check_tokenizer(step, model, tokens)
+
+
 def score_job(
     tokens: TokenCache,
     tokenizer: Tokenizer | None,
@@ -108,7 +118,7 @@ def _check(arguments: Mapping[str, Any]) -> None:
     check_splits("evaluate", arguments["tokens"] or arguments["checkpoint"], arguments["splits"])
 
 
-@step(output=Scores, version=3, cpus=0, check=_check, environment=FLAGS)
+@step(output=Scores, version=4, cpus=0, check=_check, environment=FLAGS)
 def evaluate(
     run: StepContext,
     checkpoint: Checkpoint,
@@ -125,7 +135,8 @@ def evaluate(
 
     Args:
         checkpoint: a trained model.
-        tokens: token cache with the held-out splits; by default the one it was trained on.
+        tokens: token cache with the held-out splits, of the model's tokenizer; by default the one
+            it was trained on.
         tokenizer: tokenizer of the prompts; by default the one of its training.
         splits: names of splits; empty for all held-out splits.
         sequences: number of sequences of each split, spread over it; None for all.
@@ -135,6 +146,7 @@ def evaluate(
     if also.prompts and tokenizer is None:
         tokenizer = checkpoint.tokenizer()
     tokens = tokens or checkpoint.sequences.cache
+    check_tokens("evaluate", checkpoint, tokens)
     shape, train, named = checkpoint.model, checkpoint.train, splits or tokens.held_out_splits
     sizes = {"sequences": sequences, "batch_size": batch_size}
     job = score_job(tokens, tokenizer, shape, train, named, also, **sizes)

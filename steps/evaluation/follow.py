@@ -34,10 +34,11 @@ from pipeline.events import Emit, Progress, Warned
 from pipeline.graph.step_context import ShardTask, write_shard
 from pipeline.store import storage
 from pipeline.store.ledger import Ledger
+from pipeline.store.manifest import load, resolve_ref
 from pipeline.store.parallel import concurrently
-from steps.artifacts import Checkpoint, Scores, TokenCache, Tokenizer
+from steps.artifacts import Checkpoint, Scores, Sequences, TokenCache, Tokenizer
 from steps.checkpoints.find import ABOUT, about_of
-from steps.evaluation.evaluate import NOTHING_ELSE, Also, check_sizes, score_job
+from steps.evaluation.evaluate import NOTHING_ELSE, Also, check_sizes, check_tokens, score_job
 from steps.gang import FLAGS, joined
 from steps.measured import SEQUENCES
 from training.config import TrainConfig
@@ -72,7 +73,7 @@ def _check(arguments: Mapping[str, Any]) -> None:
         raise InputError("follow: prompts need a tokenizer: give it as the input `tokenizer`")
 
 
-@step(output=Scores, version=3, cpus=0, check=_check, environment=FLAGS)
+@step(output=Scores, version=4, cpus=0, check=_check, environment=FLAGS)
 def follow(
     run: StepContext,
     model: Annotated[Checkpoint, Live],
@@ -95,6 +96,7 @@ def follow(
     """
     live = Live.of(model)
     shape, train = _trained_as(run, live)
+    check_tokens("follow", _trained_on(run, live), tokens)
     named = splits or tokens.validation_splits
     sizes = {"sequences": sequences, "batch_size": batch_size}
     job = score_job(tokens, tokenizer, shape, train, named, also, **sizes)
@@ -118,14 +120,31 @@ def _trained_as(run: StepContext, live: Live[Checkpoint]) -> tuple[TransformerCo
     declared = isinstance(shape, TransformerConfig) and isinstance(train, TrainConfig)
     if declared and train.steps and train.sequence_length:  # else derived from the sequences
         return shape, train
+    if (published := _begun(run, live)) is not None:
+        return published.model, published.train
+    about = about_of(Ledger(live.path, live.source.build))
+    return TransformerConfig.from_plain(about["model"]), TrainConfig.from_plain(about["train"])
+
+
+def _trained_on(run: StepContext, live: Live[Checkpoint]) -> Checkpoint | TokenCache:
+    """The published model, or else the token cache of its training."""
+    if (published := _begun(run, live)) is not None:
+        return published
+    about = about_of(Ledger(live.path, live.source.build))
+    path = resolve_ref(live.path, about["sequences"])
+    found = load(path)
+    if found is None:
+        raise InputError(f"follow: {path}, which {live.path} trains on, is gone; run again")
+    return Sequences(path, found).cache
+
+
+def _begun(run: StepContext, live: Live[Checkpoint]) -> Checkpoint | None:
+    """Wait until the training is published, which is returned, or has recorded `ABOUT`."""
     while (published := live.published()) is None and live.find(ABOUT) is None:
         if run.stopping:
             raise WorkerLost("cancelled before the training it follows began")
         time.sleep(_LOOK_SECONDS)
-    if published is not None:
-        return published.model, published.train
-    about = about_of(Ledger(live.path, live.source.build))
-    return TransformerConfig.from_plain(about["model"]), TrainConfig.from_plain(about["train"])
+    return published
 
 
 def _expected(train: TrainConfig, arguments: Mapping[str, Any]) -> tuple[int, ...]:

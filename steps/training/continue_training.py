@@ -15,6 +15,7 @@ from pipeline import Hardware, InputError, Result, Runtime, StepContext, local, 
 from pipeline.graph.facts import Facts, Results
 from pipeline.graph.step import Node
 from steps.artifacts import Checkpoint, Sequences
+from steps.checkpoints.find import check_tokenizer
 from steps.declared import check_training, nearest_setting
 from steps.training.budget import resolved
 from steps.training.plan.continued import (
@@ -100,7 +101,7 @@ def extend(
     """
     train, take, first = resolved(train, sequences), "everything", 0
     if checkpoint.imported:
-        _check_tokenizer("extend", checkpoint, sequences)
+        check_tokenizer("extend", checkpoint, sequences.cache)
         run.warn(
             f"{checkpoint.path} was imported without moments: they are zero at step 0 of this run, "
             'as of warm_start(..., take="model")'
@@ -155,31 +156,11 @@ def warm_start(
         raise InputError(
             f'warm_start: {checkpoint.path} was imported and has no moments; take="model"'
         )
-    _check_tokenizer("warm_start", checkpoint, sequences)
+    check_tokenizer("warm_start", checkpoint, sequences.cache)
     shape, start = model or checkpoint.model, _start(checkpoint, model, take, at)
     train = resolved(train, sequences)
     job = (run, sequences, shape, optimizer, train, splits, sample_prompts, hardware)
     return run_training(*job, start=start)
-
-
-def _check_tokenizer(step: str, checkpoint: Checkpoint, sequences: Sequences) -> None:
-    """Refuse tokens that another tokenizer than the model's produced."""
-    mine, how, imported = sequences.cache.result["tokenizer"], "", checkpoint.imported
-    made = checkpoint.result["digest"] if imported else None
-    theirs = made or checkpoint.sequences.cache.result["tokenizer"]
-    if mine == theirs:
-        return
-    if imported:
-        own = checkpoint.tokenizer().load()
-        # Another program may write an equal tokenizer as different bytes, with another digest.
-        if own.gives_ids_of(sequences.cache.tokenizer().load()):
-            return
-        bos, eos = own.decode([own.bos_id]), own.decode([own.eos_id])
-        how = f": steps.tokenizer(its tokenizer.json, bos={bos!r}, eos={eos!r})"
-    raise InputError(
-        f"{step}: the model's tokenizer has digest {theirs[:12]}, that of the tokens "
-        f"{mine[:12]}; tokenize the documents with the model's tokenizer{how}"
-    )
 
 
 def _start(

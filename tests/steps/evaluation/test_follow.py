@@ -11,14 +11,20 @@ import types
 import pytest
 
 from pipeline import Live, Result, StepContext, step
-from pipeline.errors import CorruptOutput, StoreUnavailable, WorkerLost
+from pipeline.errors import CorruptOutput, StepFailed, StoreUnavailable, WorkerLost
 from pipeline.events import Progress, Warned
 from pipeline.graph.artifact import Source
 from pipeline.store import storage
 from pipeline.store.ledger import Ledger
-from steps.artifacts import Checkpoint
-from steps.evaluation.follow import Assignment, _Desk, _expected, _trained_as
+from pipeline.store.manifest import make_ref
+from steps.artifacts import Checkpoint, Sequences
+from steps.evaluation.evaluate import evaluate
+from steps.evaluation.follow import Assignment, _Desk, _expected, _trained_as, _trained_on
+from steps.evaluation.follow import follow as follow_step
+from steps.tokens.sequences import block_shuffle
 from tests.pipeline.helpers import bring_up
+from tests.steps.built import built
+from tests.steps.synthetic import synthetic
 from tests.training import tiny
 from training.evaluate import checkpoint_scorer
 from training.evaluate.checkpoint_scorer import MOST_FAILED_LOOKS, Scored, follow
@@ -229,3 +235,30 @@ def test_a_follower_waits_for_what_the_arguments_of_the_training_do_not_say(tria
     storage.write_atomic(storage.join(path, "about.json"), json.dumps(about).encode())
     trial.made.add("about", path, {})
     assert _trained_as(run, trial.live) == (tiny.MODEL, tiny.TRAIN)
+
+
+@step(output=Checkpoint, version=1)
+def unscored(run: StepContext, sequences: Sequences) -> Result:
+    """A model without checkpoints, of which nothing is read before its data are refused."""
+    settings = {"model": dataclasses.asdict(tiny.MODEL), "train": dataclasses.asdict(tiny.TRAIN)}
+    return {"checkpoint": "none", **settings}
+
+
+@pytest.mark.parametrize("score", [evaluate, follow_step])
+def test_tokens_of_another_tokenizer_are_refused(tmp_path, score):
+    """Their loss would mean nothing, of as many ids too."""
+    model = unscored(block_shuffle(synthetic(tokenizer="mine"), tiny.LENGTH))
+    with pytest.raises(
+        StepFailed, match=r"model's tokenizer has digest mine, that of the tokens t;"
+    ):
+        bring_up(str(tmp_path), score(model, synthetic(tokenizer="t")))
+
+
+def test_a_follower_knows_the_tokenizer_of_a_training_that_runs(trial, tmp_path):
+    """By the sequences that the training records before its first step."""
+    data = built(tmp_path, block_shuffle(synthetic(tokenizer="mine"), tiny.LENGTH), Sequences)
+    path = storage.join(trial.root, "attempts", "1", "about")
+    about = {"sequences": make_ref(trial.root, data.path)}
+    storage.write_atomic(storage.join(path, "about.json"), json.dumps(about).encode())
+    trial.made.add("about", path, {})
+    assert _trained_on(types.SimpleNamespace(stopping=True), trial.live).tokenizer_digest == "mine"
