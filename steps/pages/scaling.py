@@ -71,12 +71,11 @@ def ladder(
 
 def _check(arguments: Mapping[str, Any]) -> None:
     for node in arguments["runs"]:
-        trained = _training(node)
-        if not issubclass(node.output, Checkpoint | Scores) or not trained:
+        if not issubclass(node.output, Checkpoint | Scores) or not _training(node):
             raise InputError(
                 f"scaling: expected runs of training, or their scores, found {node.label!r}"
             )
-        if any(each.step.name == "warm_start" for each in trained):
+        if not _begins_new(node):
             raise InputError(
                 f"scaling: {node.label!r} begins with trained parameters, so its tokens are not "
                 "all that it learned from; give runs that begin with new parameters"
@@ -91,8 +90,19 @@ def _training(node: Node) -> list[Node]:
     """The steps that train `node`'s model, or the models that it was selected from."""
     if isinstance(node.config.get("train"), TrainConfig):
         return [node]
-    above = [each for each in node.inputs.values() if issubclass(each.output, Checkpoint | Scores)]
-    return [found for each in above for found in _training(each)]
+    return [found for each in _models(node) for found in _training(each)]
+
+
+def _begins_new(node: Node) -> bool:
+    """Whether `node`'s model, or all that it was selected from, began with new parameters."""
+    if isinstance(node.config.get("train"), TrainConfig) and node.step.name != "extend":
+        return node.step.name != "warm_start"
+    above = _models(node)  # none of an imported model
+    return bool(above) and all(map(_begins_new, above))
+
+
+def _models(node: Node) -> list[Node]:
+    return [each for each in node.inputs.values() if issubclass(each.output, Checkpoint | Scores)]
 
 
 def _facts(node: Node, results: Results) -> Facts:
@@ -206,7 +216,10 @@ def _point(trained: Checkpoint, scored: Artifact, split: str) -> Point:
 
 
 def _epochs(trained: Checkpoint, point: Point) -> float:
-    """Epochs over a run's sequences; 0 for a mixture, which repeats its inputs without end."""
+    """How often a run read its data, or the source of a mixture that it read most often."""
+    if recorded := trained.result.get("epochs"):
+        return max(recorded)
+    # Of an older run: a mean over the sources, or 0 for a mixture without their number.
     sequences = trained.sequences.result
     return point.tokens / (sequences.get("sequences", math.inf) * sequences["sequence_length"])
 

@@ -26,11 +26,12 @@ from pipeline.plan import facts
 from pipeline.store import storage
 from steps.artifacts import Checkpoint, Report, Scores, Sequences
 from steps.evaluation.evaluate import evaluate
+from steps.exchange.import_hf import import_hf
 from steps.pages.scaling import ladder, scaling
 from steps.scaling_law.points import point_of
-from steps.tokens.sequences import block_shuffle
+from steps.tokens.sequences import block_shuffle, mix
 from steps.training.budget import resolved
-from steps.training.continue_training import warm_start
+from steps.training.continue_training import extend, warm_start
 from steps.training.plan.declared_run import declared_run
 from tests.pipeline.helpers import bring_up
 from tests.steps.built import built
@@ -59,6 +60,7 @@ def as_trained(
     *,
     tokens: int,
     offset: float = 0.0,
+    read: tuple[float, ...] = (),
     hardware: Annotated[Hardware, Runtime] = local(),
 ) -> Result:
     """What `train` says of itself, with a loss by a law of ours instead of training."""
@@ -68,7 +70,7 @@ def as_trained(
     loss = 1.2 + 30 / point.parameters**0.3 + 90 / point.tokens**0.35 + offset
     rows = [{"step": train.steps, "split": name, "loss": loss} for name in ("validation", "code")]
     fields = {"model": dataclasses.asdict(model), "train": dataclasses.asdict(train)}
-    return {**fields, "last": rows[0], "evaluations": rows}
+    return {**fields, "last": rows[0], "evaluations": rows, "epochs": read}
 
 
 @step(output=Scores, version=1)
@@ -92,6 +94,15 @@ def rung(model, tokens, **changes):
 
 def rungs(models=MODELS, flops=BUDGETS):
     return ladder(rung, models, flops=flops, length=LENGTH)
+
+
+def warmed():
+    train = dataclasses.replace(TRAIN, steps=4)
+    return warm_start(rungs()[0], SEQUENCES, take="model", optimizer=OPTIMIZER, train=train)
+
+
+def longer(run):
+    return extend(run, SEQUENCES, optimizer=OPTIMIZER, train=dataclasses.replace(TRAIN, steps=9000))
 
 
 published = partial(built, kind=Report)
@@ -171,6 +182,21 @@ def test_selected_runs_and_another_split_are_fitted(tmp_path):
         bring_up(str(tmp_path), scaling(tuple(runs)))
 
 
+def test_a_source_of_a_mixture_that_is_read_often_is_warned_of(tmp_path):
+    """By the epochs that a run records of each source, and not by the size of all of them."""
+    read = [(0.5, 1.0), (0.5, 1.0), (0.5, 10.0)]
+    small = block_shuffle(synthetic(documents=20), sequence_length=LENGTH)
+    both = mix((SEQUENCES, small), weights=(1.0, 1.0))
+    runs = tuple(
+        as_trained(both, MODELS[0], OPTIMIZER, TRAIN, tokens=4_000 * 4**n, read=read[n])
+        for n in range(3)
+    )
+    events = []
+    published(str(tmp_path), scaling(runs, resamples=20), events=events)
+    repeated, _ = (each["message"] for each in events if each["event"] == "warning")
+    assert "1 of 3 runs read their data more than 4 times, up to 10.0" in repeated
+
+
 @settings(max_examples=25, deadline=None)
 @given(
     width=st.integers(1, 40),
@@ -224,20 +250,15 @@ def test_batches_and_lengths_that_change_are_counted(tmp_path):
         (lambda: scaling((synthetic(),) * 3), "expected runs of training, .* found 'synthetic'"),
         (lambda: scaling(rungs(), budgets=(0.0,)), "budgets: expected FLOPs above 0, got 0"),
         (lambda: scaling(rungs(), resamples=1), "resamples"),
-        (
-            lambda: scaling(
-                (
-                    warm_start(
-                        rungs()[0],
-                        SEQUENCES,
-                        take="model",
-                        optimizer=OPTIMIZER,
-                        train=dataclasses.replace(TRAIN, steps=4),
-                    ),
-                )
-                * 3
-            ),
-            "begins with trained parameters",
+        *(
+            (lambda make=make: scaling((make(),) * 3), "begins with trained parameters")
+            for make in (
+                warmed,
+                lambda: longer(warmed()),
+                lambda: longer(import_hf("/model")),
+                lambda: evaluate(longer(warmed())),
+                lambda: select((rungs()[0], longer(warmed())), by="last.loss"),
+            )
         ),
         (lambda: rungs(MODELS[:1] * 2), "two runs of 88.6k"),
         (lambda: rungs(flops=(10.0,)), "by 10 FLOPs are 0 tokens, .* sequence of 16"),
