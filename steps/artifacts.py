@@ -91,11 +91,6 @@ class TokenCache(Artifact):
     needs = ("tokenizer",)
 
     @property
-    def name(self) -> str:
-        """Name of its directory."""
-        return self.path.rstrip("/").rpartition("/")[2]
-
-    @property
     def packed(self) -> bool:
         """Whether training shards hold whole padded sequences of `result["sequence_length"]`."""
         return "tokens" in self.input_paths
@@ -122,11 +117,6 @@ class TokenCache(Artifact):
     def has_text(self) -> bool:
         """Whether a tokenizer made the tokens; they are rows of integers if not."""
         return "tokenizer" in self.unpacked.input_paths
-
-    @property
-    def tokenizer_digest(self) -> str:
-        """SHA-256 of the tokenizer that made the tokens, in hexadecimal; empty if none did."""
-        return self.result["tokenizer"]
 
     def tokenizer(self) -> Tokenizer:
         """The tokenizer that made the tokens. Raises `InputError` if none did."""
@@ -210,19 +200,6 @@ class Sequences(Artifact):
         return self.input("tokens", TokenCache) if above is None else above.cache
 
     @property
-    def split_counts(self) -> dict[str, dict[str, Any]]:
-        """Statistics of the splits by name: of a mixture, train of every cache with its name.
-
-        Held-out splits are those of the first cache.
-        """
-        own = self.cache.result["splits"]
-        if not self.parts:
-            return own
-        caches = [part.cache for part in self.parts]
-        found = {f"{TRAIN} of {cache.name}": cache.result["splits"][TRAIN] for cache in caches}
-        return found | {f"{n} of {self.cache.name}": own[n] for n in own if n != TRAIN}
-
-    @property
     def padded(self) -> bool:
         """Whether sequences may end in padding."""
         return any(part.cache.packed for part in (self.parts or [self]))
@@ -232,7 +209,7 @@ class Sequences(Artifact):
         from data.batches.dataset import TokenSource
 
         return TokenSource(
-            name=self.cache.name,
+            name=self.cache.path.rstrip("/").rpartition("/")[2],
             shards=self.cache.split(TRAIN),
             **{name: self.result[name] for name in ("io_block_size", "window_blocks", "seed")},
         )
@@ -274,15 +251,6 @@ class Checkpoint(Measured):
     def has_text(self) -> bool:
         """Whether the model has a tokenizer, as all but those of rows of integers have."""
         return self.imported or self.sequences.cache.has_text
-
-    @property
-    def tokenizer_digest(self) -> str:
-        """SHA-256 of its tokenizer, in hexadecimal; empty if it has none, or none is recorded."""
-        if self.imported:
-            return self.tokenizer().digest
-        # The manifest of an adopted output may lack its inputs.
-        recorded = "sequences" in self.input_paths
-        return self.sequences.cache.tokenizer_digest if recorded else ""
 
     def tokenizer(self) -> Tokenizer:
         """The tokenizer of the training text, or the one that an imported model came with.

@@ -123,12 +123,22 @@ def read_tokenizer(file: str, model: TransformerConfig) -> TextTokenizer:
     return tokenizer
 
 
+def tokenizer_digest(made: Checkpoint | TokenCache) -> str:
+    """SHA-256 of the tokenizer of a model or of tokens; empty if it has none, or none is known."""
+    if isinstance(made, TokenCache):
+        return made.result["tokenizer"]
+    if made.imported:
+        return made.tokenizer().digest
+    # The manifest of an adopted output may lack its inputs.
+    return tokenizer_digest(made.sequences.cache) if "sequences" in made.input_paths else ""
+
+
 def check_tokenizer(step: str, model: Checkpoint | TokenCache, tokens: TokenCache) -> None:
     """Refuse tokens that another tokenizer than the model's produced.
 
     `model` is the model or the token cache of its training.
     """
-    mine, theirs, how = tokens.tokenizer_digest, model.tokenizer_digest, ""
+    mine, theirs, how = tokenizer_digest(tokens), tokenizer_digest(model), ""
     if mine == theirs:
         return
     if model.has_text and tokens.has_text:

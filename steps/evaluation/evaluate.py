@@ -16,7 +16,7 @@ from pipeline import GangProcess, Hardware, InputError, Result, Runtime, StepCon
 from pipeline.events import Emit
 from pipeline.store import storage
 from steps.artifacts import Checkpoint, Scores, TokenCache, Tokenizer
-from steps.checkpoints.find import check_tokenizer
+from steps.checkpoints.find import check_tokenizer, tokenizer_digest
 from steps.declared import check_splits
 from steps.gang import FLAGS, joined
 from steps.measured import SEQUENCES
@@ -69,7 +69,7 @@ def check_tokens(step: str, model: Checkpoint | TokenCache, tokens: TokenCache) 
 
     Rows of integers, which name no tokenizer, may be of any.
     """
-    if tokens.tokenizer_digest and model.tokenizer_digest:
+    if tokenizer_digest(tokens) and tokenizer_digest(model):
         check_tokenizer(step, model, tokens)
 
 

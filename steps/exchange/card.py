@@ -17,7 +17,7 @@ from pipeline.store import storage
 from steps.artifacts import Checkpoint
 from steps.exchange.decontamination import decontaminated, decontamination
 from steps.exchange.source_licenses import escaped, known_licenses, licenses, restrictions
-from steps.pages.run_record import TrainingRun, of_checkpoint
+from steps.pages.run_record import TrainingRun, of_checkpoint, split_counts
 from steps.scaling_law.points import spent
 from steps.tokens.chat_templates import chat_of
 
@@ -170,7 +170,7 @@ def _data(model: Checkpoint, ancestors: Sequence[Ancestor]) -> list[str]:
     lines.append("")
     if model.imported:
         return lines
-    splits, names = model.sequences.split_counts, ("documents", "rows", "tokens", "bytes")
+    splits, names = split_counts(model.sequences), ("documents", "rows", "tokens", "bytes")
     fields = [field for field in names if all(field in split for split in splits.values())]
     lines += [
         "## Splits",

@@ -19,7 +19,7 @@ from pipeline.store.shards import ATTEMPTS
 from steps.artifacts import Checkpoint, Completions, Report, Scores
 from steps.pages.charts import time_charts, training_charts
 from steps.pages.predicted import memory_table, predicted_table
-from steps.pages.run_record import TrainingRun, meant, of_checkpoint
+from steps.pages.run_record import TrainingRun, meant, of_checkpoint, split_counts
 from steps.training.plan.experience import STEP
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def render(
         drawing=draw([_box(ancestor) for ancestor in ancestors]),
         predicted=predicted_table(model.result["measured"].get(STEP, {})),
         memory=memory_table(model.result["measured"].get("memory", {})),
-        data=_data_table(model.sequences.split_counts),
+        data=_data_table(split_counts(model.sequences)),
         configurations=_configurations(ancestors),
     )
 

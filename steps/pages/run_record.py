@@ -21,11 +21,12 @@ from pipeline.store import storage
 from pipeline.store.ledger import Ledger
 from pipeline.store.manifest import KEEP, Manifest, chosen, load, resolve_ref
 from pipeline.store.shards import ATTEMPTS
+from steps.artifacts import TRAIN
 from steps.checkpoints.find import ABOUT, is_run
 from steps.measured import recipe_of
 
 if TYPE_CHECKING:
-    from steps.artifacts import Checkpoint
+    from steps.artifacts import Checkpoint, Sequences
     from training.metrics.differences import RunLoss
     from training.metrics.goodput import Account, AttemptTime
 
@@ -90,6 +91,20 @@ class TrainingRun:
 def split_of(row: Mapping[str, Any]) -> str:
     """Name of the held-out split of an evaluation."""
     return str(row.get("split") or VALIDATION)
+
+
+def split_counts(sequences: Sequences) -> dict[str, Row]:
+    """Statistics of the splits by name: of a mixture, train of every cache with the cache's name.
+
+    Held-out splits are those of the first cache.
+    """
+    own = sequences.cache.result["splits"]
+    if not sequences.parts:
+        return own
+    caches = {part.cache.path.rpartition("/")[2]: part.cache for part in sequences.parts}
+    found = {f"{TRAIN} of {name}": cache.result["splits"][TRAIN] for name, cache in caches.items()}
+    first = next(iter(caches))
+    return found | {f"{split} of {first}": own[split] for split in own if split != TRAIN}
 
 
 def of_checkpoint(checkpoint: Checkpoint, name: str, ancestors: Iterable[Ancestor]) -> TrainingRun:

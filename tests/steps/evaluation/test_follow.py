@@ -18,6 +18,7 @@ from pipeline.store import storage
 from pipeline.store.ledger import Ledger
 from pipeline.store.manifest import make_ref
 from steps.artifacts import Checkpoint, Sequences
+from steps.checkpoints.find import tokenizer_digest
 from steps.evaluation.evaluate import evaluate
 from steps.evaluation.follow import Assignment, _Desk, _expected, _trained_as, _trained_on
 from steps.evaluation.follow import follow as follow_step
@@ -261,4 +262,5 @@ def test_a_follower_knows_the_tokenizer_of_a_training_that_runs(trial, tmp_path)
     about = {"sequences": make_ref(trial.root, data.path)}
     storage.write_atomic(storage.join(path, "about.json"), json.dumps(about).encode())
     trial.made.add("about", path, {})
-    assert _trained_on(types.SimpleNamespace(stopping=True), trial.live).tokenizer_digest == "mine"
+    found = _trained_on(types.SimpleNamespace(stopping=True), trial.live)
+    assert tokenizer_digest(found) == "mine"

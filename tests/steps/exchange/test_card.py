@@ -132,7 +132,9 @@ def test_the_data_of_a_mixture_are_those_of_all_its_sources(cards, tmp_path):
     kinds = synthetic(documents=60), synthetic(documents=80)
     parts = tuple(block_shuffle(cache, tiny.LENGTH) for cache in kinds)
     found = [built(tmp_path, cache, TokenCache) for cache in kinds]
-    rows = [f"| train of {each.name} | {each.tokens('train'):,} |" for each in found]
+    rows = [
+        f"| train of {each.path.rpartition('/')[2]} | {each.tokens('train'):,} |" for each in found
+    ]
     _, data = cards(sequences=mix(parts, weights=(1.0, 2.0)))
     assert "\n".join(rows) in data
     assert f"| train | {found[1].tokens('train'):,} |" in cards(sequences=parts[1])[1]
