@@ -170,7 +170,7 @@ def candidates(run: DeclaredRun, batches: Sequence[int] = ()) -> Iterator[Candid
         SHARDINGS,
     )
     for model, batch, parts, (sequence, tensor), sharding in found:
-        if batch % parts:
+        if batch % parts or train.sequence_length % sequence:
             continue
         parallel = replace(
             train.parallel, sharding=sharding, sequence=sequence, tensor=tensor, reduce="auto"

@@ -76,8 +76,9 @@ def row(run: DeclaredRun, plan: Plan | None) -> Row:
     if not (plan.fits and run.steps and chip) or new.batch_size != run.train.batch_size:
         return found
     chosen = {name: getattr(new, name) for name in ("microbatches", "remat", "parallel")}
-    whole, where = dataclasses.replace(run.whole, **chosen), devices_of(run.hardware)
+    where = devices_of(run.hardware)
     try:
+        whole = dataclasses.replace(run.whole, **chosen)
         resolved = resolve_run(plan.candidate.model, run.optimizer, whole, where, done=run.done)
     except InputError as error:  # of a smaller phase
         return dataclasses.replace(found, why=str(error))

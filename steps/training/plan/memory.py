@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from models.shape.config import TransformerConfig
 from pipeline import Hardware, InputError, pod
@@ -12,6 +13,7 @@ from pipeline.accelerators import TPUS
 from steps.platforms import devices_of
 from steps.training.plan.declared_run import DeclaredRun
 from training.config import OptimizerConfig, TrainConfig
+from training.config.batch_schedule import batch_phases, largest_of
 from training.cost.memory_estimate import GIB, optimizer_bytes
 from training.cost.resolved_run import ResolvedPhase, resolve_run
 
@@ -47,12 +49,12 @@ def described(step: ResolvedPhase, chip: str) -> str:
 
 
 def nearest(run: DeclaredRun, share: float = 1.0) -> list[str]:
-    """The nearest changes of settings with which the step fits a share of the limit by formula."""
+    """The nearest changes of settings with which the run fits a share of the limit by formula."""
     found = []
-    for text, train, hardware in _changes(run):
+    for text, settings, hardware in _changes(run):
         try:
-            other = step_on(hardware, run.model, run.optimizer, train)
-        except InputError:
+            other = _largest(run, settings, hardware)
+        except InputError:  # one of the run's batches does not divide so
             continue
         if fits(other, share):
             need, limit = other.estimate.total / GIB, limit_of(other) / GIB
@@ -62,32 +64,43 @@ def nearest(run: DeclaredRun, share: float = 1.0) -> list[str]:
     return found
 
 
-def _changes(run: DeclaredRun) -> Iterator[tuple[str, TrainConfig, Hardware]]:
-    """Settings near the run's own; those that change no result come first."""
-    train, hardware = run.train, run.hardware
-    # Devices that the sequences of a batch are divided among.
-    shards = hardware.devices // (train.parallel.sequence * train.parallel.tensor)
+def _largest(run: DeclaredRun, settings: Mapping[str, Any], hardware: Hardware) -> ResolvedPhase:
+    """The largest step of the run with other settings; refused as `plan` refuses them."""
+    train = dataclasses.replace(run.whole, **settings)
+    if not run.steps:  # which leaves open which phases the run has
+        train = largest_of(batch_phases(train)).config(train)
+    where = devices_of(hardware)
+    return resolve_run(run.model, run.optimizer, train, where, done=run.done).largest
+
+
+def _changes(run: DeclaredRun) -> Iterator[tuple[str, Mapping[str, Any], Hardware]]:
+    """Settings near the run's own, some invalid; those that change no result come first."""
+    train, hardware = run.whole, run.hardware
     auto = dataclasses.replace(
         train.parallel, sharding="auto", optimizer_memory="auto", reduce="auto"
     )
-    free = dataclasses.replace(train, remat="auto", loss_chunks="auto", parallel=auto)
-    if free != train:
+    free: dict[str, Any] = {"remat": "auto", "loss_chunks": "auto", "parallel": auto}
+    forced = dataclasses.replace(train, **free) != train
+    if forced:
         yield 'remat, loss_chunks and sharding "auto"', free, hardware
     for count in (2, 4, 8, 16, 32, 64):
-        if count > train.microbatches and not train.batch_size % (count * shards):
-            text = f"microbatches {count}"
-            yield text, dataclasses.replace(train, microbatches=count), hardware
-            if free != train:
-                more = dataclasses.replace(free, microbatches=count)
-                yield f'{text}, remat and sharding "auto"', more, hardware
+        if count > train.microbatches:
+            text, parts = f"microbatches {count}", {"microbatches": count}
+            yield text, parts, hardware
+            if forced:
+                yield f'{text}, remat and sharding "auto"', free | parts, hardware
     for name in _larger(hardware):
-        yield f"hardware {name}", train, pod(name)
-        if free != train:
+        yield f"hardware {name}", {}, pod(name)
+        if forced:
             yield f'hardware {name}, remat and sharding "auto"', free, pod(name)
+    sizes = [train.batch_size, *(size for _, size in train.batch_schedule)]
     for factor in (2, 4, 8, 16):
-        if not train.batch_size % (factor * shards):
-            rows = train.batch_size // factor
-            yield f"batch_size {rows}", dataclasses.replace(train, batch_size=rows), hardware
+        if any(size % factor for size in sizes):
+            continue
+        later = tuple((first, size // factor) for first, size in train.batch_schedule)
+        smaller = {"batch_size": train.batch_size // factor, "batch_schedule": later}
+        text = f"batch_size {smaller['batch_size']}"
+        yield text + (f", batch_schedule {later}" if later else ""), smaller, hardware
 
 
 def _larger(hardware: Hardware) -> list[str]:

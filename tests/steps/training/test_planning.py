@@ -288,12 +288,33 @@ def test_what_cannot_fit_is_refused_with_three_that_do():
     run = declared_run(node(**settings), {})
     assert not memory.fits(memory.step_on(run.hardware, run.model, run.optimizer, run.train))
     applied = 0
-    for text, train, hardware in memory._changes(run):
+    for text, changes, hardware in memory._changes(run):
         if any(line.strip().startswith(f"{text}:") for line in lines[1:]):
+            train = dataclasses.replace(run.train, **changes)
             found = memory.step_on(hardware, run.model, run.optimizer, train)
             assert found.estimate.total <= memory.limit_of(found) == 31.25 * GIB
             applied += 1
     assert applied == 3
+
+
+@pytest.mark.parametrize(
+    ("sizes", "microbatches", "settings"),
+    [
+        ((8,), 8, []),
+        ((8, 32), 8, []),
+        ((32, 64), 16, ["microbatches 32", "batch_size 16, batch_schedule ((9, 32),)"]),
+    ],
+)
+def test_suggested_settings_divide_every_batch_of_the_run(sizes, microbatches, settings):
+    """Where each microbatch has one sequence there is none; here all that divide would fit."""
+    schedule = tuple((9, size) for size in sizes[1:])
+    training = TrainConfig(
+        steps=50, batch_size=sizes[0], batch_schedule=schedule, microbatches=microbatches
+    )
+    run = declared_run(node(training=training, hardware="v6e-1"), {})
+    assert [each.partition(": ")[0] for each in memory.nearest(run, share=1e9)] == settings
+    refusal = facts(model=BIG, training=training, hardware="v6e-1").refusal
+    assert "does not fit v6e-1 by formula" in refusal
 
 
 @pytest.mark.slow

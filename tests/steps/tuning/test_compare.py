@@ -39,6 +39,7 @@ from steps.tuning.search import (
     front,
     search,
 )
+from steps.tuning.table import row
 
 ROOT = Path(__file__).parents[3]
 FILE = str(ROOT / "experiments" / "tomat_200m.py")
@@ -231,6 +232,25 @@ def test_candidates_divide_and_say_what_they_change(declared):
         assert model.matmul_parameters == declared.model.matmul_parameters
         alike = (model == declared.model, train.batch_size == declared.train.batch_size)
         assert alike == (candidate.changes != MODEL, train.batch_size == 128)
+
+
+def test_rows_of_a_length_that_does_not_divide_are_compared(declared):
+    """Integers of 257 numbers: no devices share a row, and every other layout is tried."""
+    given = replace(declared, train=replace(declared.train, sequence_length=257))
+    assert {each.train.parallel.sequence for each in candidates(given)} == {1}
+
+
+def test_a_layout_that_a_smaller_phase_cannot_have_says_so(declared):
+    """Twelve sequences in one batch, six in a later one, and four microbatches."""
+    train = replace(declared.train, steps=100, batch_size=12, microbatches=4)
+    whole = replace(train, microbatches=1, batch_schedule=((50, 6),))
+    steps = {"train": train, "whole": whole, "steps": 100}
+    run = replace(declared, **steps, hardware=pod("v5p-1"))
+    found = row(run, fastest(run))
+    if found.plan.run.train.microbatches % 4:
+        pytest.fail("no such layout")
+    assert "batch_size 6 is not divisible by microbatches" in found.why
+    assert not found.fits
 
 
 def test_a_run_that_reduces_once_is_compared_with_those_that_cannot(declared):
