@@ -84,15 +84,34 @@ def continued_optimizer(
     config: Mapping[str, Any], checkpoint: Node, results: Results
 ) -> OptimizerConfig:
     """The optimizer of a step of these settings that extends a run, as far as that is known."""
-    optimizer, steps, first = config["optimizer"], config["train"].steps, checkpoint
-    while first.step.name == "extend":
-        first = first.inputs["checkpoint"]
-    ends = {each.config["train"].steps for each in trainings(first)}
+    optimizer, steps = config["optimizer"], config["train"].steps
+    firsts = _first_trainings(checkpoint)
+    ends = {
+        each.config["train"].steps or results.get(each.key, {}).get("train", {}).get("steps")
+        for each in firsts
+    }
+    # Of a selected run it is known which one it is.
+    begun = results.get(checkpoint.key, {}).get("first_steps")
+    begun = begun or (ends.pop() if len(ends) == 1 else None)
     done = steps_of_checkpoint(checkpoint, config["at"], results)
-    if len(ends) != 1 or not done or done >= steps:
+    if not firsts or not begun or not done or done >= steps:
         return optimizer
-    begun = ends.pop() or results.get(first.key, {}).get("train", {}).get("steps")
-    return optimizer.continued(done, steps, begun) if begun else optimizer
+    return optimizer.continued(done, steps, begun)
+
+
+def _first_trainings(node: Node) -> list[Node]:
+    """The trainings that began at step 0, of which the checkpoint `node` may be an extension."""
+    waiting, met, found = trainings(node), set[str](), list[Node]()
+    while waiting:
+        each = waiting.pop()
+        if each.key in met:
+            continue
+        met.add(each.key)
+        extended = each.step.name == "extend"
+        before = trainings(each.inputs["checkpoint"]) if extended else []
+        waiting.extend(before)
+        found += [] if before else [each]
+    return found
 
 
 def steps_saved(node: Node, results: Results) -> int:
