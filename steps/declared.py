@@ -13,7 +13,7 @@ from typing import Any
 
 from models.shape.config import TransformerConfig
 from pipeline import Artifact, InputError
-from steps.artifacts import TEST, TRAIN, Documents, TokenCache, Tokenizer
+from steps.artifacts import TEST, TRAIN, Checkpoint, Documents, TokenCache, Tokenizer
 from steps.platforms import devices_of
 from training.config import TrainConfig
 from training.cost.resolved_run import check_lengths, check_run
@@ -28,6 +28,26 @@ def nearest_setting(
     """
     found = (n for n in nearest(node, kind) if n.config.get(name) is not None)
     return next((n.config[name] for n in found), None)
+
+
+def declared_model(checkpoint: Any) -> TransformerConfig | None:
+    """The shape of a checkpoint; None where its steps declare none, or a selection is of several.
+
+    Steps that declare none are imports, and those that continue one.
+    """
+    waiting, met, found = [checkpoint], {checkpoint.key}, list[Any]()
+    while waiting:
+        node = waiting.pop()
+        above = [child for child in node.inputs.values() if issubclass(child.output, Checkpoint)]
+        if (model := node.config.get("model")) is not None or not above:
+            found.append(model)
+            continue
+        new = {child.key: child for child in above if child.key not in met}
+        waiting.extend(new.values())
+        met |= new.keys()
+    first = found[0]
+    same = isinstance(first, TransformerConfig) and all(each == first for each in found)
+    return first if same else None
 
 
 def nearest(node: Any, kind: type[Artifact] | tuple[type[Artifact], ...]) -> Iterator[Any]:

@@ -7,13 +7,12 @@ from collections.abc import Mapping
 from typing import Annotated, Any
 
 from models.hf.architectures import architecture_of
-from models.shape.config import TransformerConfig
 from models.shape.validation import at_least
 from pipeline import InputError, Result, Runtime, StepContext, step
 from pipeline.graph.step_context import Reference
 from pipeline.store import storage
 from steps.artifacts import Checkpoint, GgufModel, HuggingFaceModel, Tokenizer
-from steps.declared import nearest, nearest_setting
+from steps.declared import declared_model, nearest
 from steps.exchange.choices import GGUF_DTYPES, OTHER_TOKENIZER, check_choices
 from steps.gang import HUB
 from steps.tokens.chat_templates import chat_of
@@ -26,8 +25,7 @@ _REFUSED = (400, 401, 403, 404)  # answers of the hub that another attempt would
 def _check_hf(arguments: Mapping[str, Any]) -> None:
     check_choices("export_hf", arguments["dtype"], arguments["parameters"])
     at_least("export_hf", shard_bytes=(arguments["shard_bytes"], 1))
-    model = nearest_setting(arguments["model"], "model", Checkpoint)
-    if not isinstance(model, TransformerConfig):
+    if (model := declared_model(arguments["model"])) is None:
         return
     try:
         found = architecture_of(model)

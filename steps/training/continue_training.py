@@ -16,7 +16,7 @@ from pipeline.graph.facts import Facts, Results
 from pipeline.graph.step import Node
 from steps.artifacts import Checkpoint, Sequences
 from steps.checkpoints.find import check_tokenizer
-from steps.declared import check_training, nearest_setting
+from steps.declared import check_training, declared_model
 from steps.training.budget import resolved
 from steps.training.plan.continued import (
     check_data,
@@ -37,7 +37,7 @@ def _check(arguments: Mapping[str, Any], take: str) -> None:
         raise InputError("TrainConfig.steps: expected the total number of steps, found none")
     check_state(arguments, take)
     done, checkpoint, model = 0, arguments["checkpoint"], arguments["model"]
-    declared = nearest_setting(checkpoint, "model", Checkpoint)
+    declared = declared_model(checkpoint)
     if model is not None and declared is not None:
         check_same_parameters(declared, model)
     if take == "everything":

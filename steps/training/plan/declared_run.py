@@ -12,7 +12,7 @@ from pipeline.graph.facts import Results
 from pipeline.graph.step import Node
 from pipeline.store import storage
 from steps.artifacts import TEST, TRAIN, Documents, Sequences, TokenCache
-from steps.declared import nearest_setting, splits
+from steps.declared import declared_model, nearest_setting, splits
 from steps.scaling_law.points import spent
 from steps.training.budget import budgeted, steps_of
 from steps.training.plan.continued import continued_optimizer, done_before, steps_saved
@@ -131,13 +131,13 @@ def _rows(sequences: Node, length: int, results: Results) -> int:
 
 def model_of(node: Node, results: Results) -> TransformerConfig | None:
     """The shape of the model that `node` trains; None if it does not follow from the graph."""
-    model, child = nearest_setting(node, "model"), node.inputs.get("checkpoint")
-    if isinstance(model, TransformerConfig):
+    model, child = node.config.get("model"), node.inputs.get("checkpoint")
+    if model is not None or child is None:
         return model
-    if child is None:
-        return None
     if "model" in (made := results.get(child.key, {})):
         return TransformerConfig.from_plain(made["model"])
+    if (model := declared_model(child)) is not None:
+        return model
     if child.step.name == "import_hf" and storage.is_local(child.config["source"]):
         from models.hf.architectures import from_json
 

@@ -27,6 +27,7 @@ from steps.training.plan import memory
 from steps.training.plan.declared_run import declared_run
 from steps.training.plan.facts import training_facts
 from steps.tuning import search as module
+from steps.tuning import table
 from steps.tuning.compare import like
 from steps.tuning.search import (
     MODEL,
@@ -39,7 +40,6 @@ from steps.tuning.search import (
     front,
     search,
 )
-from steps.tuning.table import row
 
 ROOT = Path(__file__).parents[3]
 FILE = str(ROOT / "experiments" / "tomat_200m.py")
@@ -241,15 +241,14 @@ def test_rows_of_a_length_that_does_not_divide_are_compared(declared):
 
 
 def test_a_layout_that_a_smaller_phase_cannot_have_says_so(declared):
-    """Twelve sequences in one batch, six in a later one, and four microbatches."""
-    train = replace(declared.train, steps=100, batch_size=12, microbatches=4)
-    whole = replace(train, microbatches=1, batch_schedule=((50, 6),))
-    steps = {"train": train, "whole": whole, "steps": 100}
-    run = replace(declared, **steps, hardware=pod("v5p-1"))
-    found = row(run, fastest(run))
-    if found.plan.run.train.microbatches % 4:
-        pytest.fail("no such layout")
-    assert "batch_size 6 is not divisible by microbatches" in found.why
+    """Of twelve sequences, which eight microbatches do not divide; the later ones have 64."""
+    train = replace(declared.train, steps=100, batch_size=64, microbatches=8)
+    whole = replace(train, batch_size=12, microbatches=1, batch_schedule=((50, 64),))
+    settings = {"train": train, "whole": whole, "steps": 100, "hardware": pod("v6e-1")}
+    run = replace(declared, **settings)
+    same = next(each for each in candidates(run) if each.changes == NOTHING)
+    found = table.row(run, module._plan(run, same, "full"))
+    assert "batch_size 12 is not divisible by microbatches 8" in found.why
     assert not found.fits
 
 
