@@ -21,6 +21,7 @@ from models.jax_versions import WITHOUT_MLIR
 from models.layers.scan_layers import checkpoint_policy
 from models.shape.config import TransformerConfig
 from pipeline.accelerators import chip_of
+from pipeline.errors import InputError
 from training.config import OptimizerConfig, TrainConfig
 from training.config.batch_schedule import BatchPhase
 from training.cost.memory_estimate import Estimate
@@ -100,10 +101,14 @@ def build_program(
 
 
 class Programs(NamedTuple):
-    """The programs of a run: of each batch phase that is left, and of the largest of these."""
+    """The programs of a run: of each batch phase that is left, and of the largest of these.
+
+    `refused` says why phases before these cannot be, if they may still be needed.
+    """
 
     phases: tuple[tuple[BatchPhase, Program], ...]
     largest: Program
+    refused: InputError | None = None
 
 
 def build_programs(

@@ -35,11 +35,12 @@ from training.metrics.metrics_log import Segment, read_history, to_relative
 from training.metrics.recorder import PeakMemory, Recorder, Throughput
 from training.metrics.stopwatch import Stopwatch, TimedBatches
 from training.optimizer import schedule
-from training.step.program import Program, Programs, build_programs, described
+from training.step.program import Program, Programs, described
 from training.step.state import TrainState
 from training.trainer import cpu_memory
 from training.trainer.compile_ahead import PhaseCompiler, cache_in
 from training.trainer.initial_state import InitialState, data_offset, restore_or_init
+from training.trainer.job_programs import programs_of
 from training.trainer.run_context import RunContext, run_context
 
 logger = logging.getLogger(__name__)
@@ -63,17 +64,7 @@ def train(
         CorruptOutput: every checkpoint to resume from is corrupt.
     """
     check_job(job)
-    programs = build_programs(
-        job.model,
-        job.optimizer,
-        job.train,
-        devices or jax.devices(),
-        eos_id=job.data.eos_id,
-        padded=job.padded,
-        masked=job.data.masked,
-        begins=job.data.begins,
-        done=job.least_done,
-    )
+    programs = programs_of(job, devices or jax.devices())
     layout = programs.largest.layout
     kind = layout.mesh.devices.flat[0].device_kind
     with (
@@ -93,7 +84,7 @@ class _Trainer:
     def __init__(
         self, job: TrainJob, programs: Programs, compiler: PhaseCompiler, run: RunContext
     ) -> None:
-        program = programs.largest
+        program, self.refused = programs.largest, programs.refused
         self.config = job.train  # as given: a Program has the one whose "auto" is resolved
         self.job, self.program, self.batch_phases = job, program, programs.phases
         self.run, self.watch, self.compiler = run, run.watch, compiler
@@ -154,6 +145,8 @@ class _Trainer:
         phase = compiler.phase_after(start.step)
         if phase is None:
             return start, None
+        if self.refused is not None and start.step < phase.first:
+            raise self.refused
         if compiling is None or phase is not likely:
             compiling = compiler.start(phase)
         with run.phase("compile"):

@@ -1,10 +1,12 @@
 """A run that moves from one number of devices to another learns the same from the same batches."""
 
 import dataclasses
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from pipeline import InputError
 from tests.training import tiny
 
 STEPS = 12
@@ -35,3 +37,21 @@ def test_losses_stay_within_1e5_over_moves_between_devices(data, tmp_path):
     losses = [[row["loss"] for row in tiny.rows(run)] for run in (result, whole)]
     np.testing.assert_allclose(*losses, rtol=0, atol=1e-5)
     assert [r["tokens"] for r in tiny.rows(result)] == [r["tokens"] for r in tiny.rows(whole)]
+
+
+@pytest.mark.slow
+def test_phases_that_are_done_need_not_divide_over_other_devices(data, tmp_path):
+    """Batches of 2 before step 3, then of 4 on four devices; an older checkpoint needs them."""
+    train = {"steps": 4, "batch_size": 2, "batch_schedule": ((3, 4),), "evaluate_every": 4}
+    job = tiny.make_job(data, train=train, checkpoint_directory=str(tmp_path))
+    heard = tiny.Heard()
+    whole = tiny.run(job, heard)
+    saved = tuple(heard.committed[:3])
+    moved = tiny.run(job, None, 4, resume_from=saved, attempt="moved")
+    losses = [[row["loss"] for row in tiny.rows(each)] for each in (moved, whole)]
+    np.testing.assert_allclose(*losses, rtol=0, atol=1e-5)
+    for path in Path(saved[-1][1]).rglob("*"):
+        if path.is_file():
+            path.write_bytes(b"")
+    with pytest.raises(InputError, match="a batch of 2 from step 0 on is not divisible by 4"):
+        tiny.run(job, None, 4, resume_from=saved, attempt="corrupt")
