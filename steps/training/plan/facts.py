@@ -24,6 +24,7 @@ from steps.training.plan import memory
 from steps.training.plan.bill import bill
 from steps.training.plan.continued import store_of
 from steps.training.plan.cost import (
+    Ends,
     checkpoint_bytes,
     ends,
     money,
@@ -70,8 +71,9 @@ def training_facts(node: Node, results: Results) -> Facts:
     if chip is None:
         line, refusal = _on_this_machine(run, step.estimate.activations * devices.count)
         lines += [line, *_speed_here(run, resolved, learned, data)]
-        measured = {"learned": ends(learned.step) if learned.runs else None}
-        billed = bill(run, results, partial(work_of, node, run, results, devices, **measured))
+        seconds = _learned_here(run, resolved, learned)
+        found = partial(work_of, node, run, results, devices, learned=seconds)
+        billed = bill(run, results, found)
         why = refusal or billed.refusal
         return Facts((*lines, *billed.lines), {**data, **billed.data}, why, billed.seconds)
     lines.append(f"memory      by formula {memory.described(step, chip.name)}")
@@ -210,14 +212,26 @@ def _speed_here(
     run: DeclaredRun, resolved: ResolvedRun, learned: Learned, data: dict[str, Any]
 ) -> list[str]:
     """Lines about the time of a step, and of those that are left, on this machine's CPU."""
-    step = learned.step
     data["predicted"] = learned.data
     left = ""
     if run.steps:
-        chip = learned.hardware.device(resolved.largest.devices.count)
-        seconds = phases_share(run, resolved, learned.table, chip) * step.seconds
+        seconds = _share_here(run, resolved, learned) * learned.step.seconds
         left = f", about {(run.steps - run.done) * seconds / 3600:.2f} h of steps"
     return [f"predicted   {learned.range}{left}", f"            {learned}"]
+
+
+def _learned_here(run: DeclaredRun, resolved: ResolvedRun, learned: Learned) -> Ends | None:
+    """Seconds of a mean step of those that are left, by the store's runs; None without any."""
+    if not (run.steps and learned.runs):
+        return None
+    share, (low, middle, high) = _share_here(run, resolved, learned), ends(learned.step)
+    return share * low, share * middle, share * high
+
+
+def _share_here(run: DeclaredRun, resolved: ResolvedRun, learned: Learned) -> float:
+    """`phases_share` on this machine's CPU."""
+    chip = learned.hardware.device(resolved.largest.devices.count)
+    return phases_share(run, resolved, learned.table, chip)
 
 
 def _too_large(

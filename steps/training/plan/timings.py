@@ -22,6 +22,7 @@ from steps.checkpoints.finished import EVERY, NOT_OURS, manifest_of
 from steps.training.plan.continued import store_of
 from steps.training.plan.cost import Ends, checkpoint_bytes
 from steps.training.plan.declared_run import DeclaredRun
+from training.config.batch_schedule import batch_phases
 from training.cost.memory_plan import Devices
 from training.cost.preemption import Work
 from training.metrics.goodput import AttemptTime, read_attempts
@@ -43,7 +44,7 @@ def work_of(
 
     `predicted` is None on CPUs, where a step takes the seconds `learned` from runs; None again
     without any. Starts and saves are those of trainings on as many devices of the
-    kind; of this training's own earlier attempts also the steps.
+    kind; of this training's own earlier attempts in its last batch phase also the steps.
     """
     values, places = dict[str, Any](), dict[str, str]()
     for name, times in _found(node, run, results, devices, learned):
@@ -71,7 +72,7 @@ def _found(
     above = storage.join(prefix, node.directory, ATTEMPTS)
     names = storage.list_names(above)
     own = _on(read_attempts(storage.join(above, n, KEEP) for n in names), devices)
-    yield node.directory, fields(own)
+    yield node.directory, fields(own, batch_phases(run.whole)[-1].first)
     for path in _newest(prefix):
         # Another training that cannot be read says nothing; a plan does not need it.
         with contextlib.suppress(*NOT_OURS, PonenteError, OSError):
@@ -109,9 +110,13 @@ def _beside(path: str, run: DeclaredRun, devices: Devices) -> dict[str, Any]:
     return {**_startup(attempts), **_saves(attempts, checkpoint_bytes(run) / size)}
 
 
-def fields(attempts: Sequence[AttemptTime]) -> dict[str, Any]:
-    """The fields of `Work` that attempts at one training show."""
-    return {**_startup(attempts), **_saves(attempts, 1.0), **_steps(attempts)}
+def fields(attempts: Sequence[AttemptTime], since: int = 0) -> dict[str, Any]:
+    """The fields of `Work` that attempts at one training show, whose batches are alike `since`.
+
+    An attempt that began with other batches says nothing of the steps that are left.
+    """
+    alike = [each for each in attempts if (each.first_step or 0) >= since]
+    return {**_startup(attempts), **_saves(attempts, 1.0), **_steps(alike)}
 
 
 def _on(attempts: Sequence[AttemptTime], devices: Devices) -> list[AttemptTime]:

@@ -24,6 +24,7 @@ from tests.pipeline.execute.run_logs import Log
 from tests.pipeline.execute.run_logs import node as recorded_node
 from tests.steps.mini import MINI, run
 from tests.steps.training.test_planning import node
+from training.config import TrainConfig
 from training.metrics.goodput import read_attempts
 
 SPOT = Capacity(spot=True)
@@ -122,6 +123,21 @@ def test_times_of_the_training_s_own_attempts_take_the_place_of_predictions(tmp_
     assert train.directory in data["measured"]
     assert stated(str(tmp_path), hardware="v6e-8").data["spot"]["measured"] == ""
     assert stated(str(tmp_path), Capacity()).seconds() == 40 + 2 * 7629 + 8 * 5
+
+
+def test_steps_of_other_batches_are_not_those_that_are_left(tmp_path):
+    """Attempts at 128 sequences say nothing of 256; one that began with these does."""
+    training = TrainConfig(batch_size=128, batch_schedule=((150, 256),))
+    train = node(training=training)
+    above = tmp_path / train.directory / "attempts"
+    attempt(above / "000001-aaaaaaaa" / "keep", first=100, last=200, seconds=2.0)
+    found = stated(str(tmp_path), training=training).data
+    assert found["spot"]["times"]["step"] != (2.0, 2.0, 2.0)
+    assert "step" not in found["spot"]["measured"].partition(" by ")[0].split(", ")
+    late = "000002-aaaaaaaa"
+    attempt(above / late / "keep", first=150, last=250, seconds=9.0, name=late)
+    found = stated(str(tmp_path), training=training).data
+    assert found["spot"]["times"]["step"] == (9.0, 9.0, 9.0)
 
 
 def test_the_store_s_own_preemptions_take_the_place_of_the_prior(tmp_path):

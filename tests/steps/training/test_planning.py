@@ -204,9 +204,9 @@ def test_a_selected_model_is_planned_as_the_winner_is():
         made = (train_step(sequences, m, optimizer, r) for m, r in zip(models, runs, strict=True))
         return select(tuple(made), by="last.loss")
 
-    def longer(model, **changes):
+    def longer(trained, **changes):
         more = {"train": dataclasses.replace(once, steps=200), "hardware": pod("v6e-16")}
-        return as_node(extend(model, sequences, optimizer=optimizer, **more, **changes))
+        return as_node(extend(trained, sequences, optimizer=optimizer, **more, **changes))
 
     either = longer(best(*shapes))
     assert declared_run(either, {}) is None
