@@ -19,6 +19,7 @@ from models.shape.splash_tiles import LANES
 from pipeline.errors import InputError
 from training.config import OptimizerConfig, Parallelism, TrainConfig
 from training.config.optimizer import Role
+from training.config.parallelism import MESH_AXES, Rules
 from training.cost.attention import exchanges_heads, partial_sums
 
 GIB = 2**30
@@ -95,13 +96,16 @@ def estimate(
             "estimate: expected concrete remat, loss_chunks and sharding, found "
             f"{train.remat!r}, {train.loss_chunks!r} and {parallel.sharding!r}; call resolve first"
         )
-    data, group, sequence, tensor = parallel.mesh_shape(devices)
+    mesh = parallel.mesh_shape(devices)
+    data, group, sequence, tensor = mesh
     width = 2 if train.compute_dtype == "bfloat16" else 4
     tokens = train.batch_size / (data * group * train.microbatches) * train.sequence_length
     tokens = tokens / sequence
-    moments = optimizer_bytes(model, optimizer) / tensor / group
+    rules = parallel.rules.optimizer_state
+    rules = parallel.rules.params if rules is None else rules
+    moments = optimizer_bytes(model, optimizer) / _parts(rules, mesh)
     on_host = parallel.optimizer_memory == "host"
-    held = _parameters(shape, train, width, group, tensor)
+    held = _parameters(shape, train, width, mesh)
     # The update no longer needs the model in the compute dtype, nor all of what it is counted with.
     freed = sum(size for name, size in held.items() if name.startswith("compute"))
     freed += held["gradients and update"] * (width + 4) / (width + 8)
@@ -186,8 +190,14 @@ def _stack(model: TransformerConfig, optimizer: OptimizerConfig, width: int, dev
     return float(max(sizes, default=0))
 
 
+def _parts(rules: Rules, mesh: tuple[int, ...]) -> int:
+    """Devices among which rules split an array: along the mesh axes that they name."""
+    named = {axis for _, axes in rules for axis in axes}
+    return math.prod(size for axis, size in zip(MESH_AXES, mesh, strict=True) if axis in named)
+
+
 def _parameters(
-    shape: Footprint, train: TrainConfig, width: int, group: int, tensor: int
+    shape: Footprint, train: TrainConfig, width: int, mesh: tuple[int, int, int, int]
 ) -> dict[str, float]:
     """Bytes of the parameters, of their copies in the compute dtype and of the gradients.
 
@@ -195,8 +205,10 @@ def _parameters(
     4 + 4 bytes per parameter. The loop over microbatches needs the gathered parameters once more,
     and whole gradients where they are reduced once a step.
     """
-    parameters, tables = shape.parameters / tensor, shape.table_parameters / tensor
-    layers = parameters - tables
+    _, group, _, tensor = mesh
+    tables = shape.table_parameters / tensor
+    layers = shape.parameters / tensor - tables
+    own = shape.parameters / _parts(train.parallel.rules.params, mesh)
     gathered = layers / group if train.parallel.sharding == "fsdp" else layers
     stays = train.parallel.rules.splits_tables and tensor == 1
     copies = {
@@ -204,14 +216,14 @@ def _parameters(
         "compute parameters of embedding and head": width * tables / (group if stays else 1),
     }
     loops = train.microbatches > 1
-    summed = 1 if train.parallel.reduce == "step" else group
+    summed = shape.parameters / tensor if train.parallel.reduce == "step" else own
     return {
-        "parameters": parameters * 4 / group,
-        "average of parameters": parameters * 4 / group if train.ema or train.average_last else 0.0,
+        "parameters": own * 4,
+        "average of parameters": own * 4 if train.ema or train.average_last else 0.0,
         **copies,
         "compute parameters of microbatches": sum(copies.values()) if loops and group > 1 else 0.0,
-        "gradients and update": parameters * (width + 8) / group,
-        "accumulated gradients": parameters * 4 / summed if loops else 0.0,
+        "gradients and update": own * (width + 8),
+        "accumulated gradients": summed * 4 if loops else 0.0,
     }
 
 

@@ -11,10 +11,11 @@ from models.shape.config import TransformerConfig
 from pipeline import Hardware, InputError, pod
 from pipeline.accelerators import TPUS
 from steps.platforms import devices_of
+from steps.training.plan.cost import checkpoint_bytes
 from steps.training.plan.declared_run import DeclaredRun
 from training.config import OptimizerConfig, TrainConfig
 from training.config.batch_schedule import batch_phases, largest_of
-from training.cost.memory_estimate import GIB, optimizer_bytes
+from training.cost.memory_estimate import GIB
 from training.cost.resolved_run import ResolvedPhase, resolve_run
 
 CERTAIN = 1.4
@@ -123,6 +124,5 @@ def host_memory() -> int:
 def host_need(run: DeclaredRun) -> float:
     """Least bytes of the training state and gradients of a run on this machine's CPUs."""
     copies = max(1, run.hardware.devices) if run.train.parallel.sharding == "replicated" else 1
-    # Parameters and gradients in float32, and the optimizer's state.
-    state = optimizer_bytes(run.model, run.optimizer)
-    return copies * (8 * run.model.parameter_count + state)
+    gradients = 4 * run.model.parameter_count  # in float32
+    return copies * (checkpoint_bytes(run) + gradients)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from models.shape import presets
 from models.shape.remat_names import MATMULS
 from pipeline.errors import InputError
-from training.config import SPLIT_TABLES, OptimizerConfig, Parallelism, TrainConfig
+from training.config import SPLIT_TABLES, AxisRules, OptimizerConfig, Parallelism, TrainConfig
 from training.cost.executed_flops import recomputed
 from training.cost.memory_estimate import GIB, estimate
 from training.cost.memory_plan import OFFLOADED, Devices, resolve
@@ -126,6 +126,27 @@ def test_devices_that_share_a_gradient_cannot_reduce_it_once(changes):
         parallel = Parallelism(**changes, reduce="step")
         with pytest.raises(InputError, match=r"Parallelism.reduce"):
             chosen(presets.tomat_1b, 32, config(256, 8192, parallel=parallel))
+
+
+def test_state_is_split_where_the_rules_say_so():
+    """The moments alone on 8 chips, as in docs/models.md; by default parameters are split too."""
+    of = {"loss_chunks": 1, "remat": "matmuls", "ema": 0.99}
+    moments = AxisRules(params=(), optimizer_state=(("embed", ("fsdp",)),))
+    own, default, none = (
+        estimate(
+            presets.llama_200m,
+            ADAMW,
+            config(64, 4096, parallel=Parallelism(sharding="zero1", rules=rules), **of),
+            8,
+        ).state
+        for rules in (moments, AxisRules(), AxisRules(params=()))
+    )
+    whole = 4 * presets.llama_200m.parameter_count
+    for name in ("parameters", "average of parameters"):
+        assert [own[name], default[name], none[name]] == [whole, whole / 8, whole]
+    assert own["gradients and update"] == 8 * default["gradients and update"]
+    states = [each["optimizer state"] for each in (own, default, none)]
+    assert states == [2 * whole / 8, 2 * whole / 8, 2 * whole]
 
 
 def test_tomats_200m_repeats_no_product_and_is_copied():
