@@ -3,7 +3,8 @@
 Counted are matmuls, as in MFU; a matmul of [m, k] by [k, n] is 2 m k n. The backward pass repeats a
 matmul whose result `remat` does not keep. Attention kernels make 2 matmuls forward and 5 backward
 over the pairs that the mask lets through, as they recompute the scores (7 with splash attention's
-two separate kernels); the reference makes 2 and 6 over all pairs. Imports no JAX.
+two separate kernels, and with Triton's, which recomputes them twice); the reference makes 2 and 6
+over all pairs. Imports no JAX.
 """
 
 from __future__ import annotations
@@ -88,8 +89,9 @@ def executed_flops(
         if backend == "reference":
             matmuls, visible = 8, length**2
         else:
-            fused = backend in ("cudnn", "ponente")
-            fused = fused or partial_sums(model, with_splash, devices, window) > 0
+            fused = backend in ("cudnn", "ponente") or (
+                backend == "splash" and partial_sums(model, with_splash, devices, window) > 0
+            )
             matmuls, visible = 7 if fused else 9, attended_pairs(length, window)
         pairs += layers * visible * (matmuls + 2 * (ATTENTION in again))
     attention = 2 * shape.widths["queries"] * pairs / length

@@ -84,6 +84,8 @@ def test_kernels_multiply_the_visible_pairs():
     windowed = dataclasses.replace(model, window=256, window_pattern="S")
     near = model.layers * attended_pairs(length, 256)
     assert tomat(model=windowed) == weights + 9 * 2 * 128 * width * near
+    # Triton recomputes scores and their gradient for the queries.
+    assert tomat(backend="triton") == weights + 9 * 2 * 128 * width * pairs
     assert tomat(backend="blockwise") is None
 
 
