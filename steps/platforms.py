@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
 import sys
@@ -43,7 +44,10 @@ def devices_of(hardware: Hardware) -> Devices:
     if (chip := chip_of(hardware)) is None:
         return Devices("cpu", hardware.devices)
     limit = chip.usable if chip.usable is not None else GPU_SHARE * chip.memory
-    return Devices(hardware.kind, hardware.devices, limit, hardware.slices, chip.name)
+    found = Devices(hardware.kind, hardware.devices, limit, hardware.slices, chip.name)
+    if hardware.kind != "gpu":
+        return found
+    return dataclasses.replace(found, per_host=hardware.devices_per_process)
 
 
 def devices_here(hardware: Hardware) -> Devices | None:

@@ -21,6 +21,7 @@ from training.config import OptimizerConfig, Parallelism, TrainConfig
 from training.config.parallelism import FSDP, MESH_AXES, Sharding, assign
 from training.cost.executed_flops import block_flops, orthogonalization_flops, recomputed
 from training.cost.memory_estimate import GIB, Estimate, estimate
+from training.cost.step_work import HOST_CHIPS
 
 
 def check_model(model: TransformerConfig, parallel: Parallelism, devices: int) -> None:
@@ -71,6 +72,7 @@ class Devices:
         limit: bytes that a program may use on one of them; None when not known.
         slices: that they form; no state is sharded over several.
         chip: their name in `pipeline.accelerators`; empty for others.
+        per_host: GPUs of a host.
     """
 
     platform: str
@@ -78,6 +80,7 @@ class Devices:
     limit: float | None = None
     slices: int = 1
     chip: str = ""
+    per_host: int = HOST_CHIPS
 
 
 def divisible(

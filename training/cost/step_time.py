@@ -160,6 +160,7 @@ def forecast(run: ResolvedPhase, chip: Chip) -> Forecast:
         sequence=sequence,
         tensor=tensor,
         slices=run.devices.slices,
+        per_host=run.devices.per_host,
         microbatches=train.microbatches,
         remat=train.remat,
         state_bytes=optimizer_bytes(model, optimizer) / model.parameter_count,

@@ -16,7 +16,7 @@ from pipeline.accelerators import GPUS, TPUS, Chip
 from training.cost.executed_flops import ATTENTION, repeated
 
 HOST_CHIPS = 8
-"""GPUs that NVLink connects."""
+"""GPUs of a host, unless it is said to have fewer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +28,7 @@ class StepShape:
     Attributes:
         rows: sequences per step / chips; a fraction where chips share a sequence.
         slices: groups of chips that only the data-centre network connects.
+        per_host: GPUs of a host, which NVLink connects.
         remat: see `models.shape.remat_names`; "half" keeps the matmuls of every second layer.
         state_bytes: bytes of optimizer state per parameter.
         update_flops: FLOPs of the optimizer's matmuls on one chip.
@@ -45,6 +46,7 @@ class StepShape:
     sequence: int = 1
     tensor: int = 1
     slices: int = 1
+    per_host: int = HOST_CHIPS
     microbatches: int = 1
     remat: str = "none"
     state_bytes: float = 8.0
@@ -225,8 +227,8 @@ def _state_traffic(job: StepShape, chip: Chip) -> tuple[float, float]:
     if chip.name in TPUS:
         share = job.slices * job.tensor / job.chips
         return inside, (sums * 4 * size * share if job.slices > 1 else 0.0)
-    hosts = job.chips / HOST_CHIPS
-    return inside, (inside / min(job.group, HOST_CHIPS) if hosts > 1 else 0.0)
+    several = job.chips > job.per_host
+    return inside, (inside / min(job.group, job.per_host) if several else 0.0)
 
 
 def _activations(job: StepShape) -> float:

@@ -171,7 +171,11 @@ def described(devices: Sequence[jax.Device]) -> Devices:
     """What the choices of a run depend on, of real devices or of a topology description."""
     first, chip = devices[0], chip_of(devices[0].device_kind)
     limit, name = memory_limit(first), "" if chip is None else chip.name
-    return Devices(first.platform, len(devices), limit, slice_count(devices), name)
+    found = Devices(first.platform, len(devices), limit, slice_count(devices), name)
+    if first.platform != "gpu":
+        return found
+    hosts = len({device.process_index for device in devices})
+    return dataclasses.replace(found, per_host=len(devices) // hosts)
 
 
 def memory_limit(device: jax.Device) -> float | None:

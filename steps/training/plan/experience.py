@@ -36,6 +36,7 @@ from training.cost.learned import (
 from training.cost.memory_plan import Devices
 from training.cost.resolved_run import ResolvedPhase, resolve_run
 from training.cost.step_time import Forecast, forecast
+from training.cost.step_work import HOST_CHIPS
 
 STEP = "step"
 """Field of a training's `measured`, see `steps.training.measured_step`."""
@@ -155,7 +156,11 @@ def resolved(
 ) -> ResolvedPhase:
     """The largest batch phase of a training on `TrainResult.hardware`."""
     names = [field.name for field in dataclasses.fields(Devices)]
-    devices = Devices(**{name: hardware[name] for name in names})
+    recorded: dict[str, Any] = {
+        "per_host": HOST_CHIPS,
+        **hardware,
+    }  # earlier versions did not record it
+    devices = Devices(**{name: recorded[name] for name in names})
     return resolve_run(model, optimizer, train, devices).largest
 
 

@@ -385,6 +385,16 @@ def test_a_gpu_and_a_chip_without_price_are_planned_too():
     assert any("h of 8 v7x" in line for line in found.lines)
 
 
+def test_hosts_with_few_gpus_are_slower_than_one_with_all():
+    """The same eight GPUs over the network; a host of eight is the usual one."""
+    one, two, eight = (
+        facts(training=FORCED, hardware=name).data["predicted"]
+        for name in ("8xh100", "2x4xh100", "8x1xh100")
+    )
+    seconds = [each["step_seconds"][1] for each in (one, two, eight)]
+    assert seconds == sorted({*seconds})
+
+
 def test_a_checkpoint_with_muon_has_two_moments_of_tables():
     """12 bytes a parameter of tables and norms, 8 of the blocks' matrices."""
     found = facts(optimizer=OptimizerConfig(kind="muon")).data
@@ -393,7 +403,7 @@ def test_a_checkpoint_with_muon_has_two_moments_of_tables():
 
 
 def test_an_average_of_the_last_steps_is_saved_as_an_ema_is():
-    """4 bytes a parameter more, in a checkpoint and on the chips."""
+    """4 bytes a parameter more, in a checkpoint, on the chips and on a host."""
     plain, *others = (
         facts(training=dataclasses.replace(FORCED, **changes)).data
         for changes in ({}, {"ema": 0.99}, {"average_last": 150})
@@ -401,6 +411,11 @@ def test_an_average_of_the_last_steps_is_saved_as_an_ema_is():
     for found in others:
         assert found["checkpoint_bytes"] == plain["checkpoint_bytes"] + 4 * plain["parameters"]
         assert found["memory"]["need_bytes"] > plain["memory"]["need_bytes"]
+    without, own = (
+        memory.host_need(declared_run(node(training=training, hardware="cpu-1x1"), {}))
+        for training in (FORCED, dataclasses.replace(FORCED, ema=0.99))
+    )
+    assert own == without + 4 * plain["parameters"]
 
 
 @dataclasses.dataclass(frozen=True)
