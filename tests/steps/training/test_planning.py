@@ -11,14 +11,13 @@ import steps
 from experiments.run_200m import experiment
 from models.shape.footprint import training_flops_per_token
 from models.shape.presets import llama_200m
-from pipeline import InputError, pod, select
+from pipeline import InputError, pod
 from pipeline.cli.options import override
 from pipeline.graph.order import topological
 from pipeline.graph.step import as_node
 from pipeline.identity.fingerprint import plain_identity
 from pipeline.plan import facts as known
 from pipeline.prices import price_of
-from steps.exchange.export import export_hf
 from steps.exchange.import_hf import import_hf
 from steps.training.continue_training import extend, warm_start
 from steps.training.plan import memory
@@ -193,45 +192,6 @@ def test_what_is_left_of_a_run_is_planned():
     assert "1,000 steps, 524,288,000 tokens are left" in line
 
 
-def test_a_selected_model_is_planned_as_the_winner_is():
-    """Once that is known; before, only where all candidates have one shape."""
-    sequences, optimizer = node().inputs["sequences"], OptimizerConfig()
-    once = TrainConfig(steps=100, batch_size=128)
-    shapes = [dataclasses.replace(llama_200m, layers=layers) for layers in (2, 4)]
-
-    def best(*models):
-        runs = (dataclasses.replace(once, seed=seed) for seed in range(len(models)))
-        made = (train_step(sequences, m, optimizer, r) for m, r in zip(models, runs, strict=True))
-        return select(tuple(made), by="last.loss")
-
-    def longer(trained, **changes):
-        more = {"train": dataclasses.replace(once, steps=200), "hardware": pod("v6e-16")}
-        return as_node(extend(trained, sequences, optimizer=optimizer, **more, **changes))
-
-    either = longer(best(*shapes))
-    assert declared_run(either, {}) is None
-    won = {"model": plain_identity(shapes[1]), "checkpoint": "checkpoint/00000100"}
-    results = {either.inputs["checkpoint"].key: won}
-    assert declared_run(either, results).model == shapes[1]
-    assert declared_run(longer(best(shapes[1], shapes[1])), {}).model == shapes[1]
-    wider = dataclasses.replace(shapes[1], rope_base=1e6)
-    assert declared_run(longer(best(*shapes), model=wider), {}).model == wider
-    odd = dataclasses.replace(llama_200m, residual_scale=(1.0, 0.0))
-    with pytest.raises(InputError, match="no architecture of transformers"):
-        export_hf(best(odd, odd))
-    export_hf(best(odd, llama_200m))
-
-
-def test_the_schedule_of_an_extended_import_is_continued():
-    """Its first extension began at step 0; the decay of the second is what is left, 1,000 steps."""
-    sequences, optimizer = node().inputs["sequences"], OptimizerConfig(schedule="wsd", decay=0.5)
-    made = import_hf("hf://owner/name")
-    for count in (9000, 10_000):
-        training = {"train": TrainConfig(steps=count, batch_size=128), "optimizer": optimizer}
-        made = extend(made, sequences, **training, model=llama_200m)
-    assert declared_run(as_node(made), {}).optimizer.decay == 1000
-
-
 def test_several_slices_are_planned_as_one_run():
     """The state is split within a slice; twice the chips take a little more than half the time."""
     one = facts(hardware="v6e-16").data
@@ -335,26 +295,6 @@ def test_what_cannot_fit_is_refused_with_three_that_do():
             assert found.estimate.total <= memory.limit_of(found) == 31.25 * GIB
             applied += 1
     assert applied == 3
-
-
-@pytest.mark.parametrize(
-    ("sizes", "microbatches", "settings"),
-    [
-        ((8,), 8, []),
-        ((8, 32), 8, []),
-        ((32, 64), 16, ["microbatches 32", "batch_size 16, batch_schedule ((9, 32),)"]),
-    ],
-)
-def test_suggested_settings_divide_every_batch_of_the_run(sizes, microbatches, settings):
-    """Where each microbatch has one sequence there is none; here all that divide would fit."""
-    schedule = tuple((9, size) for size in sizes[1:])
-    training = TrainConfig(
-        steps=50, batch_size=sizes[0], batch_schedule=schedule, microbatches=microbatches
-    )
-    run = declared_run(node(training=training, hardware="v6e-1"), {})
-    assert [each.partition(": ")[0] for each in memory.nearest(run, share=1e9)] == settings
-    refusal = facts(model=BIG, training=training, hardware="v6e-1").refusal
-    assert "does not fit v6e-1 by formula" in refusal
 
 
 @pytest.mark.slow
