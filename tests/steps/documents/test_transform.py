@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 from collections import Counter
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -24,24 +23,8 @@ from steps.documents.items import document_items, forget
 from steps.documents.result import documents_result
 from steps.documents.transform import filter_documents, map_documents
 from steps.tokens.tokenizer import byte_tokenizer, train_tokenizer
+from tests.steps.documents.conftest import TEXTS, URLS
 from tests.steps.documents.test_sample import published, rows
-
-TEXTS = [f"text {n} " + "word " * (n % 7) + ("café" if n % 5 == 0 else "") for n in range(300)]
-URLS = [f"https://{'spam' if n % 11 == 0 else 'ham'}.example/{n}" for n in range(300)]
-
-
-@pytest.fixture
-def source(tmp_path):
-    """JSON lines and Parquet with another column."""
-    folder = tmp_path / "source"
-    folder.mkdir()
-    lines = [
-        json.dumps({"id": f"d{n}", "text": text, "url": url, "n": n}) + "\n"
-        for n, (text, url) in enumerate(zip(TEXTS, URLS, strict=True))
-    ]
-    for part in range(2):
-        (folder / f"{part}.jsonl").write_text("".join(lines[part * 150 : part * 150 + 150]))
-    return str(folder)
 
 
 def long_enough(document, least=3):
@@ -237,98 +220,6 @@ def test_every_step_skips_rows_of_a_step_if_asked(tmp_path, source):
     made = published(tmp_path / "store", node)
     assert len(rows(made)) == 299
     assert made.result["dropped"] == {"null": 1}
-
-
-def nothing(document):
-    """A function that forgets to return."""
-
-
-def a_number(document):
-    return 3
-
-
-def breaks(document):
-    if document["id"] == "d7":
-        raise ValueError("seven")
-    return True
-
-
-def other_column(document):
-    return {"half": 1}
-
-
-def no_count(document):
-    return {"token_count": -5}
-
-
-def no_counts(batch):
-    counts = pa.array([9999 if n == 3 else 1 for n in range(batch.num_rows)])
-    return batch.set_column(batch.schema.get_field_index("token_count"), "token_count", counts)
-
-
-def null_of_some(batch):
-    return pa.compute.if_else(pa.compute.equal(batch.column("id"), "d7"), None, True)
-
-
-def null_of_all(batch):
-    return pa.nulls(batch.num_rows, pa.bool_())
-
-
-def missing_file(document):
-    raise FileNotFoundError("model.bin")
-
-
-def raises(batch):
-    raise ZeroDivisionError
-
-
-@pytest.mark.parametrize(
-    ("declare", "found"),
-    [
-        (lambda s: map_documents(s, by=nothing), "returned nothing; expected a text"),
-        (lambda s: filter_documents(s, keep=nothing), "returned nothing; expected True"),
-        (lambda s: map_documents(s, by=a_number), "returned 3; expected a text"),
-        (lambda s: map_documents(s, by=other_column), r"columns=\(\('half', 'string'\),\)"),
-        (
-            lambda s: filter_documents(s, keep=breaks),
-            r"0.jsonl: document 7 \(.*, id 'd7': breaks failed with ValueError: seven",
-        ),
-        (
-            lambda s: filter_documents(s, keep=functools.partial(long_enough, least=99)),
-            r"found none: dropped 300 \(too short\)",
-        ),
-        (lambda s: filter_documents(s, keep=missing_file, skip_failed=True), r"model\.bin"),
-        (lambda s: map_documents(s, by=no_count), "returned a token_count of -5"),
-        (
-            lambda s: map_documents(s, by=no_counts, batched=True),
-            r"no_counts returned id 'd3': expected a 'token_count' of 0 to \d+, found 9,999",
-        ),
-        (
-            lambda s: filter_documents(s, keep=null_of_some, batched=True),
-            "document 7 .*, id 'd7': null_of_some returned a null among booleans",
-        ),
-        (lambda s: filter_documents(s, keep=null_of_all, batched=True), "a null among booleans"),
-        (lambda s: map_documents(s, by=raises, batched=True), "raises failed with ZeroDivision"),
-        (lambda s: filter_documents(s, keep=raises, batched=True), "raises failed with ZeroDiv"),
-        (
-            lambda s: filter_documents(s, keep=no_spam),
-            r"documents have the columns id, text, token_count; keep",
-        ),
-        (
-            lambda s: filter_documents(s, keep=no_spam, fields=Fields(columns=("langauge",))),
-            "expected the key 'langauge' in the first line, found id",
-        ),
-    ],
-)
-def test_what_a_function_does_wrong_is_said_in_a_line(tmp_path, source, declare, found):
-    with pytest.raises(StepFailed, match=found):
-        published(tmp_path / "store", declare(source))
-
-
-def test_documents_with_which_a_function_fails_are_counted_if_asked(tmp_path, source):
-    made = published(tmp_path / "s", filter_documents(source, keep=breaks, skip_failed=True))
-    assert made.result["dropped"] == {"failed with ValueError": 1}
-    assert len(rows(made)) == 299
 
 
 def test_arguments_and_version_are_in_the_key_and_a_lambda_has_none(source):
