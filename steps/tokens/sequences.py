@@ -146,7 +146,7 @@ def _phases(weights: tuple[float, ...], later: tuple[Phase, ...]) -> tuple[Phase
     return (Phase(start_tokens=0, weights=weights), *later)
 
 
-@step(output=Sequences, version=2, check=_check_mix)
+@step(output=Sequences, version=3, check=_check_mix)
 def mix(
     run: StepContext,
     sequences: tuple[Sequences, ...],
@@ -177,9 +177,7 @@ def mix(
         "sequence_length": length,
         "sequences": sum(part.result["sequences"] for part in sequences),
         "tokens_used": sum(part.result["tokens_used"] for part in sequences),
-        "sources": [
-            {"cache": part.cache.path, "sequences": part.result["sequences"]} for part in sequences
-        ],
+        "sources": [{"sequences": part.result["sequences"]} for part in sequences],
         "phases": [dataclasses.asdict(phase) for phase in by_sequence],
         "seed": seed,
     }

@@ -73,6 +73,15 @@ def test_each_input_is_read_to_its_end_before_it_repeats(tmp_path):
     assert set(high[:count]) == expected
 
 
+def test_a_mixture_has_the_same_content_in_every_store(tmp_path):
+    """So that models trained on it in one store are found in another one."""
+    node = mix(low_and_high(), weights=(1.0, 2.0))
+    stores = (str(tmp_path / name) for name in ("one", "two"))
+    one, two = (built(store, node, Sequences).manifest for store in stores)
+    assert str(tmp_path) not in str(one.result)
+    assert one.content == two.content
+
+
 @pytest.mark.parametrize(
     ("node", "words"),
     [
