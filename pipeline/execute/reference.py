@@ -41,8 +41,8 @@ def refer(
 ) -> Found:
     """Publish the output `to` as this node's, unless another process published it meanwhile.
 
-    `inputs` are the node's current ones; some may be missing when adopting. `kind` and
-    `differences`: see `Alias`.
+    `inputs` are the node's current ones; some may be missing when adopting, and in the place of
+    those that it cannot be used without are those of `to`. `kind` and `differences`: see `Alias`.
     """
     if not store.link:
         to = Found(*bring_home(store.prefix, to.path, to.manifest))
@@ -60,7 +60,7 @@ def refer(
         version=node.step.version,
         label=node.label,
         config=node.identity.config,
-        inputs=manifest.describe_inputs(path, {n: (f.path, f.manifest) for n, f in inputs.items()}),
+        inputs=_described(path, node, inputs, to),
         sources=manifest.keep_sources(path, listings),
         action=digests.action(node.identity, contents),
         alias=Alias(
@@ -80,6 +80,18 @@ def refer(
     if set(inputs) | set(listings) == set(node.inputs) | set(external_values(node)):
         remember(path, record.action, node.key)
     return Found(path, published)
+
+
+def _described(
+    path: str, node: Node, inputs: Mapping[str, Found], to: Found
+) -> dict[str, dict[str, str]]:
+    """The inputs of the alias of `to` in `path`; see `refer`."""
+    found = manifest.describe_inputs(path, {n: (f.path, f.manifest) for n, f in inputs.items()})
+    for name, read in to.manifest.inputs.items():
+        if name in node.inputs and name not in inputs and node.output.needs_input(name):
+            place = manifest.resolve_ref(to.path, read["directory"])
+            found[name] = {**read, "directory": manifest.make_ref(path, place)}
+    return found
 
 
 def refer_to(

@@ -141,10 +141,12 @@ def staleness(node: Node, found: Found, inputs: dict[str, Found], listings: List
 
 def rebuilt_input(node: Node, found: Found, inputs: dict[str, Found]) -> str:
     for name, child in node.inputs.items():
-        # The manifest of an adopted output may lack inputs, which cannot be compared then.
-        recorded = found.manifest.inputs.get(name)
-        now = inputs.get(child.key)
-        if recorded and now is not None and recorded["digest"] != now.manifest.content:
+        # The manifest of an adopted output may lack inputs, or name those of the output that was
+        # adopted: these cannot be compared.
+        recorded, now = found.manifest.inputs.get(name), inputs.get(child.key)
+        if recorded is None or now is None or recorded["key"] != child.key:
+            continue
+        if recorded["digest"] != now.manifest.content:
             return f"input {name} ({child.label}) was built again and holds other content"
     return ""
 

@@ -26,6 +26,8 @@ from tests.pipeline.helpers import (
     result,
 )
 from tests.pipeline.toy import (
+    Numbers,
+    Order,
     Scale,
     clamp,
     noise,
@@ -251,6 +253,20 @@ def test_adoption_is_recorded_and_goes_down_the_graph(tmp_path):
     other = as_node(scaled(numbers(count=4), scale=Scale(1)))
     with pytest.raises(InputError, match=r"expected one of .*scaled"):
         _adopt(store, other, node.directory)
+
+
+def test_an_adopted_output_whose_inputs_were_never_built_is_read_with_its_own(tmp_path):
+    """It keeps them from deletion, and other inputs that are built later do not make it stale."""
+    store = Store(str(tmp_path))
+    bring_up(store.prefix, order(clamp(numbers(count=10), limit=100)))
+    cut = clamp(numbers(count=10), limit=7)
+    node = as_node(order(cut))
+    found = _adopt(store, node)
+    read = Order(found.path, found.manifest).input("numbers", Numbers).values()
+    assert sum(read) == sum(range(10))
+    assert find_garbage(store, topological([node])).garbage == []
+    bring_up(store.prefix, cut)
+    assert plan([node], store)[-1].status == "hit"
 
 
 def _adopt(store, node, source=None):
