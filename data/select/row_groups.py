@@ -134,7 +134,7 @@ def survey_block(
 
 def only_group(unit: Unit, index: int) -> Unit:
     """One row group of a unit's file as a unit."""
-    if unit.kind != "parquet":
+    if unit.kind not in ("parquet", "documents"):
         return unit
     group = row_groups(unit.file, fields_of(unit))[index]
     return replace(unit, row_groups=(index,), rows=group.rows, text_bytes=group.text_bytes)

@@ -1,5 +1,6 @@
 """The walk over row groups: every one once, from both ends, in an order of names and seed alone."""
 
+from collections import Counter
 from dataclasses import asdict
 
 import msgspec
@@ -8,13 +9,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from data.read.work_units import list_files
+from data.prepare.items import stored_unit
+from data.read.work_units import list_files, read_units
 from data.select.row_groups import (
     BLOCK_ROW_GROUPS,
     Group,
     RowGroupOrder,
     block_units,
     join_units,
+    only_group,
     survey_block,
 )
 
@@ -102,6 +105,15 @@ def test_a_block_is_counted_by_hand(tmp_path, min_score):
         )
         assert group.compressed_bytes > 0
     assert {group.documents for group in groups} >= ({0, 1} if min_score else {2})
+
+
+def test_one_row_group_of_what_a_step_wrote(tmp_path):
+    """As of a source: its documents alone."""
+    (file, *_) = write_files(tmp_path)
+    unit = only_group(stored_unit(file), 2)
+    (batch,) = read_units((unit,), ("id",), Counter())
+    assert (unit.row_groups, unit.rows) == ((2,), 2)
+    assert batch.column("id").to_pylist() == ["a/x.parquet-4", "a/x.parquet-5"]
 
 
 def test_joined_units_hold_their_parts_in_order(tmp_path):
