@@ -85,7 +85,7 @@ class Splits:
             writer = SplitWriter(self._directory, split, batch.schema, self._keep_hashes)
             self._stack.enter_context(writer.table)
             self._writers[split] = writer
-        if batch.schema != (first := self._writers[split].schema):
+        if batch.schema != (first := next(iter(self._writers.values())).schema):
             raise InputError(
                 f"documents: expected the columns {first.names} of types "
                 f"{[str(kind) for kind in first.types]}, as in the first file, found "
@@ -93,6 +93,12 @@ class Splits:
                 "files of the source the same columns"
             )
         self._writers[split].write(batch, places, apart=apart)
+
+    @property
+    def columns(self) -> dict[str, str]:
+        """Type by column; empty before the first document."""
+        schemas = [writer.schema for writer in self._writers.values()]
+        return {field.name: str(field.type) for schema in schemas[:1] for field in schema}
 
     def finish(self) -> dict[str, dict[str, Any]]:
         """Counts by split: see `data.select.write_sample.sample_units`."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from pipeline import InputError, Result, StepContext
@@ -70,7 +70,7 @@ def documents_result(
         "dropped": dict(dropped.most_common()),
         "dropped_tokens": dict(tokens),
         "examples": _examples(run, shards),
-        "columns": _columns(shards),
+        "columns": common_columns((s.name, s.result["columns"]) for s in shards),
         "headline": [
             f"{kept:,} of {seen:,} documents, {kept_tokens:,} tokens",
             *(f"dropped {count:,}: {reason}" for reason, count in dropped.most_common()),
@@ -79,17 +79,19 @@ def documents_result(
     }
 
 
-def _columns(shards: list[Shard]) -> dict[str, str]:
-    """Type by column, the same in all shards that have documents."""
+def common_columns(shards: Iterable[tuple[str, Mapping[str, str]]]) -> dict[str, str]:
+    """Type by column, the same in all shards that have documents, of (name, their columns).
+
+    Raises `InputError` if shards have other columns than others.
+    """
     found: dict[str, str] = {}
-    for shard in shards:
-        columns = shard.result["columns"]
+    for name, columns in shards:
         if (found or columns) != (columns or found):
             raise InputError(
-                f"documents: expected the columns {found} of the first shard, found {columns} in "
-                f"{shard.name}; give all files of the source the same columns"
+                f"documents: expected the columns {found} of the first shard, found "
+                f"{dict(columns)} in {name}; give all files of the source the same columns"
             )
-        found = found or columns
+        found = found or dict(columns)
     return found
 
 

@@ -67,9 +67,10 @@ def sample(
 
     Raises:
         InputError: the source cannot be read, has fewer tokens than the budget, or a split would
-            have no document.
+            have no document, or files of the source have other types of `columns` than others.
     """
     from steps.documents import duplicates
+    from steps.documents.result import common_columns
     from steps.documents.sample_choice import Request, choose_documents, choose_row_groups
     from steps.documents.sample_shards import Filter, sample_shard
     from steps.documents.sample_summary import summary
@@ -81,6 +82,9 @@ def sample(
     choice = choose(Request(run, source, tokenizer, budget, filter, fields))
     items = {f"sample/{index:06d}": item for index, item in enumerate(choice.items)}
     written = run.map(sample_shard, items)
+    if columns:  # else they are those of every sample; shards of an older version do not say
+        found = ((name, s.result.get("measured", {})) for name, s in written.items())
+        common_columns((name, about.get("columns", {})) for name, about in found)
     unique, repeated = {}, None
     if drop_duplicates:
         by_position = unit == "row_group"

@@ -108,3 +108,20 @@ def test_skipped_rows_are_in_the_result_and_its_headline(tmp_path, unit):
     check_report(sampled, seen=300)
     assert sampled.result["dropped"]["invalid"] == sampled.result["dropped"]["null"] == 2
     assert sampled.result["headline"][1:] == ["skipped 2 null rows", "skipped 2 invalid rows"]
+
+
+def test_kept_columns_of_other_types_are_refused(tmp_path, monkeypatch):
+    """Also in files that different tasks read, which the next step would refuse."""
+    monkeypatch.setattr("data.read.unit.SMALL_BYTES", 0)
+    table = documents(40)
+    source = tmp_path / "source"
+    for name, kind in (("a", pa.int64()), ("b", pa.string())):
+        write(
+            source,
+            table.append_column("year", pa.nulls(40, kind)),
+            files=1,
+            names=name + "{}.parquet",
+        )
+    with pytest.raises(StepFailed, match=r"expected the columns .*'year': 'int64'.* 'string'"):
+        bring_up(str(tmp_path / "a"), sample(str(source), tokens=-1, columns=("year",)))
+    assert published(tmp_path / "b", sample(str(source), tokens=-1)).result["documents_seen"] == 80
