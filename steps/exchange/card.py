@@ -15,7 +15,7 @@ from pipeline.plan.lineage import Ancestor, lineage
 from pipeline.prices import price_of
 from pipeline.store import storage
 from steps.artifacts import Checkpoint
-from steps.exchange.decontamination import decontaminated, decontamination
+from steps.exchange.decontamination import data_sources, decontaminated, decontamination
 from steps.exchange.source_licenses import escaped, known_licenses, licenses, restrictions
 from steps.pages.run_record import TrainingRun, of_checkpoint, split_counts
 from steps.scaling_law.points import spent
@@ -163,10 +163,8 @@ def _lineage(ancestors: Sequence[Ancestor]) -> list[str]:
 
 def _data(model: Checkpoint, ancestors: Sequence[Ancestor]) -> list[str]:
     lines = ["## Sources", ""]
-    sources = {
-        str(summary) for ancestor in ancestors for summary in ancestor.manifest.sources.values()
-    }
-    lines += [f"- {escaped(source)}" for source in sorted(sources)] or ["None was recorded."]
+    sources = sorted({str(summary) for summary in data_sources(model.path, ancestors)})
+    lines += [f"- {escaped(source)}" for source in sources] or ["None was recorded."]
     lines.append("")
     if model.imported:
         return lines

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from pipeline.graph.artifact import argument_of
+from pipeline.identity.listing import Summary
 from pipeline.plan.lineage import Ancestor
-from pipeline.store.manifest import resolve_ref
+from pipeline.store.manifest import ADOPTED, resolve_ref
 
 _DOCUMENTS = ("documents", "source")  # inputs of steps that are the documents themselves
+# Inputs and sources of steps that are no training data: what counts, searches or scores it.
+_NOT_DATA = ("tokenizer", "against", "by", "template")
 _HOW = {
     "document": "Documents with an n-gram of {ngram} words of these sets were dropped.",
     "span": "N-grams of {ngram} words of these sets were removed, with the text around them.",
@@ -28,7 +32,9 @@ def decontamination(ancestors: Sequence[Ancestor]) -> list[str]:
     """The section of DATA.md."""
     lines = ["## Decontamination", ""]
     searches = _searches(ancestors)
-    for search in searches:
+    # An output that refers to another one's files says the same as that one.
+    again = {s.manifest.home(s.path) for s in searches if s.manifest.alias is not None}
+    for search in (each for each in searches if each.path not in again):
         about = search.manifest.result["contamination"]
         lines += [
             f"{search.manifest.label}: {_HOW[about['remove']].format(**about)}",
@@ -49,6 +55,32 @@ def decontamination(ancestors: Sequence[Ancestor]) -> list[str]:
     if others or not searches:
         lines += [f"Not searched for evaluation sets: {', '.join(others) or 'the data'}.", ""]
     return lines
+
+
+def data_sources(path: str, ancestors: Sequence[Ancestor]) -> list[Summary]:
+    """The sources that the training data of the model in `path` was read from.
+
+    Not those of evaluation sets, tokenizers, classifiers or chat templates.
+    """
+    known: Mapping[str, Ancestor] = {each.path: each for each in ancestors}
+    ahead, met, found = [path], set[str](), list[Summary]()
+    while ahead:
+        path = ahead.pop()
+        if path in met or path not in known:
+            continue
+        met.add(path)
+        manifest = known[path].manifest
+        alias = manifest.alias
+        if alias is not None and alias.kind == ADOPTED:  # its own inputs were not read for it
+            ahead.append(manifest.home(path))
+            continue
+        inputs = manifest.inputs
+        if alias is not None and alias.input in inputs:
+            inputs = {alias.input: inputs[alias.input]}
+        names = [name for name in inputs if argument_of(name) not in _NOT_DATA]
+        ahead += [resolve_ref(path, inputs[name]["directory"]) for name in names]
+        found += [each for name, each in manifest.sources.items() if name not in _NOT_DATA]
+    return found
 
 
 def _searches(ancestors: Sequence[Ancestor]) -> list[Ancestor]:

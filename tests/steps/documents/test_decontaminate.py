@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from data.prepare.filters import Length
 from pipeline import InputError
 from pipeline.errors import StepFailed
 from pipeline.plan.lineage import lineage
@@ -17,7 +18,8 @@ from steps import byte_tokenizer, conversations, sample, tokenize, train_tokeniz
 from steps.artifacts import TokenCache
 from steps.documents.decontaminate import decontaminate
 from steps.documents.evaluation_texts import EvaluationTexts, evaluation_texts, harness_texts
-from steps.exchange.decontamination import decontaminated, decontamination
+from steps.documents.transform import filter_documents
+from steps.exchange.decontamination import data_sources, decontaminated, decontamination
 from tests.pipeline.helpers import executed
 from tests.steps.built import built
 from tests.steps.documents.test_sample import published, rows
@@ -239,6 +241,25 @@ def test_cards_say_what_the_data_were_searched_for(tmp_path, source, questions):
     assert [line for line in decontamination(alone) if line][1:] == [
         "Not searched for evaluation sets: tokenize."
     ]
+
+
+def test_data_sources_are_those_of_the_training_documents(tmp_path, source, questions):
+    """Not the evaluation sets, nor what a tokenizer was trained on."""
+    other = lines(tmp_path / "other.jsonl", [{"text": text} for text in TEXTS])
+    clean = decontaminate(source, questions)
+    made = tokenize(clean, train_tokenizer(other, vocab_size=300))
+    path = built(tmp_path / "store", made, TokenCache).path
+    (found,) = map(str, data_sources(path, lineage([path])))
+    assert source in found
+
+
+def test_a_search_that_was_reused_is_reported_once(tmp_path, source, questions):
+    """By the step that refers to it."""
+    bounds = [Length(min_words=least) for least in (0, 1)]
+    same = [decontaminate(filter_documents(source, keep=keep), questions) for keep in bounds]
+    first, last = (published(tmp_path / "store", each) for each in same)
+    assert last.home == first.path
+    assert sum("| quiz |" in line for line in decontamination(lineage([last.path]))) == 1
 
 
 def test_a_missing_harness_is_named(tmp_path, monkeypatch):
