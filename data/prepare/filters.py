@@ -290,11 +290,14 @@ class URLBlockList(Filter):
         return built
 
     def metadata(self, document: Mapping[str, Any]) -> dict[str, Any]:
-        if not (url := document.get(self.column)):
+        if self.column not in document:
             raise InputError(
-                f"URLBlockList: expected a URL in the column {self.column!r}, found {url!r}; name "
-                "the column with column=, and keep it with Fields(columns=...) of a source"
+                f"URLBlockList: expected a URL in the column {self.column!r}, found the columns "
+                f"{', '.join(document)}; name the column with column=, and keep it with "
+                "Fields(columns=...) of a source"
             )
+        if not (url := document[self.column]):  # a fault of this document, see `skip_failed`
+            raise ValueError(f"expected a URL in the column {self.column!r}, found {url!r}")
         return {"url": url}
 
 

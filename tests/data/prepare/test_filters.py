@@ -168,8 +168,11 @@ def test_url_lists_of_files(tmp_path):
     answers = {url: made({"text": "", "url": url}) for url in URLS}
     listed = ("domain", "subdomain", "url")
     assert answers == {url: a if a in listed else True for url, a in URLS.items()}
-    with pytest.raises(InputError, match="column 'url', found None"):
+    with pytest.raises(InputError, match="column 'url', found the columns text"):
         made({"text": ""})
+    for url in (None, ""):  # of one document, which `skip_failed` leaves out
+        with pytest.raises(ValueError, match=f"column 'url', found {url!r}"):
+            made({"text": "", "url": url})
     other = dataclasses.replace(made, column="link")
     assert other({"text": "", "link": "http://bad.com"}) == "domain"
 
