@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from data.read.listing import absolute
-from pipeline.errors import InputError
+from pipeline.errors import InputError, PonenteError
 from steps.rewind.parts import Wanted
 from steps.rewind.source import Origin
 from training.config.batch_schedule import rows_read, step_that_reads
@@ -33,18 +33,26 @@ class Sight:
 def trace(rewinder: Rewinder, document: str) -> Iterator[tuple[Origin, list[Sight]]]:
     """Each document that is meant, and where it is seen in the whole schedule, in order.
 
-    `document` is an id, "file:row", or an excerpt of the text.
+    `document` is an id, "file:row", or an excerpt of the text. A part of a mixture that cannot be
+    searched, as its documents or source are gone, is an error only if no other part has it.
     """
     place = place_of(document)
     ways = [Wanted((document,)), Wanted(words=document)] if place is None else [Wanted(place=place)]
+    errors: list[PonenteError | OSError] = []
     for wanted in ways:
-        parts = enumerate(rewinder.parts)
-        found = [(source, *each) for source, part in parts for each in part.find(wanted)]
+        found: list[tuple[int, int, int]] = []
+        for source, part in enumerate(rewinder.parts):
+            try:
+                found += [(source, *each) for each in part.find(wanted)]
+            except (PonenteError, OSError) as error:
+                errors.append(error)
         for source, shard, number in found:
             (origin,) = rewinder.parts[source].origins(shard, [number])
             yield origin, seen(rewinder, source, shard, number)
         if found:
             return
+    if errors:
+        raise errors[0]
     raise InputError(
         f"{rewinder.run.path}: none of its training documents is {document!r}; expected an id, "
         "FILE:ROW of a source (rows count from 0), or words of the text as they are in it"
