@@ -13,7 +13,7 @@ from typing import Any
 
 from models.shape.config import TransformerConfig
 from pipeline import Artifact, InputError
-from steps.artifacts import TEST, TRAIN, Checkpoint, Documents, TokenCache, Tokenizer
+from steps.artifacts import TEST, TRAIN, Checkpoint, Documents, Sequences, TokenCache
 from steps.platforms import devices_of
 from training.config import TrainConfig
 from training.cost.resolved_run import check_lengths, check_run
@@ -62,9 +62,48 @@ def nearest(node: Any, kind: type[Artifact] | tuple[type[Artifact], ...]) -> Ite
         met |= above.keys()
 
 
+def data_steps(node: Any) -> Iterator[Any]:
+    """`node` and the steps that its data passed through, from the nearest on.
+
+    Of a mixture those of its first input, whose cache it has the splits and the vocabulary of (see
+    `Sequences.cache`), of a selection those of its first candidate. Steps of which the data is not
+    made, such as the sample that a tokenizer was trained on, are left out.
+    """
+    while node is not None:
+        yield node
+        inputs = list(node.inputs.values())
+        data = [n for n in inputs if issubclass(n.output, (Sequences, TokenCache, Documents))]
+        node = next(iter(data or [n for n in inputs if n.output is node.output]), None)
+
+
+def data_setting(node: Any, name: str, kind: type[Artifact] | tuple[type[Artifact], ...]) -> Any:
+    """As `nearest_setting`, of the steps that the data of `node` passed through."""
+    found = (n.config.get(name) for n in data_steps(node) if issubclass(n.output, kind))
+    return next((value for value in found if value is not None), None)
+
+
+def tokenizer_of(node: Any) -> Any:
+    """The step of the tokenizer that made the tokens of `node`; None of rows of integers."""
+    found = (
+        n.inputs.get("tokenizer") for n in data_steps(node) if issubclass(n.output, TokenCache)
+    )
+    return next((tokenizer for tokenizer in found if tokenizer is not None), None)
+
+
+def vocabulary(node: Any) -> int | None:
+    """Declared ids of the tokens of `node`: of their tokenizer, or of the rows of integers.
+
+    None if neither declares it, as a tokenizer that is read from a file.
+    """
+    tokenizer = tokenizer_of(node)
+    if tokenizer is None:
+        return data_setting(node, "vocab_size", TokenCache)
+    return tokenizer.config.get("vocab_size")
+
+
 def splits(node: Any) -> tuple[str, ...] | None:
-    """Names of the held-out splits with a budget; None if no ancestor declares any."""
-    budgets = nearest_setting(node, "splits", (Documents, TokenCache))
+    """Names of the held-out splits with a budget; None if no step of its data declares any."""
+    budgets = data_setting(node, "splits", (Documents, TokenCache))
     return None if budgets is None else tuple(name for name, tokens in budgets if tokens)
 
 
@@ -109,7 +148,7 @@ def check_training(
     `training.cost.resolved_run` refuses on the hardware."""
     sequences, train = arguments["sequences"], arguments["train"]
     length = nearest_setting(sequences, "sequence_length")
-    entries = nearest_setting(sequences, "vocab_size", Tokenizer)
+    entries = vocabulary(sequences)
     if model is not None and entries not in (None, model.vocab_size):
         raise InputError(
             f"TransformerConfig.vocab_size is {model.vocab_size}, the tokenizer has {entries} "

@@ -12,7 +12,7 @@ from pipeline import GangProcess, Hardware, InputError, Result, Runtime, StepCon
 from pipeline.events import Emit, Progress, Warned
 from steps.artifacts import Checkpoint, Completions, Tokenizer
 from steps.checkpoints.find import open_model, read_tokenizer, too_long
-from steps.declared import nearest_setting
+from steps.declared import vocabulary
 from steps.gang import FLAGS, joined
 
 
@@ -33,8 +33,8 @@ def _check(arguments: Mapping[str, Any]) -> None:
     at_least("generate", new_tokens=(arguments["new_tokens"], 1))
     Sampling(**{name: arguments[name] for name in ("temperature", "top_k", "top_p", "seed")})
     if (tokenizer := arguments["tokenizer"]) is not None:
-        own = nearest_setting(arguments["checkpoint"], "vocab_size")
-        other = nearest_setting(tokenizer, "vocab_size")
+        own = vocabulary(arguments["checkpoint"])
+        other = tokenizer.config.get("vocab_size")
         if None not in (own, other) and own != other:
             raise InputError(
                 f"generate: the model's tokenizer has {own} ids, the one given {other}; leave it "

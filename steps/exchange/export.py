@@ -11,8 +11,8 @@ from models.shape.validation import at_least
 from pipeline import InputError, Result, Runtime, StepContext, step
 from pipeline.graph.step_context import Reference
 from pipeline.store import storage
-from steps.artifacts import Checkpoint, GgufModel, HuggingFaceModel, Tokenizer
-from steps.declared import declared_model, nearest
+from steps.artifacts import Checkpoint, GgufModel, HuggingFaceModel
+from steps.declared import declared_model, tokenizer_of
 from steps.exchange.choices import GGUF_DTYPES, OTHER_TOKENIZER, check_choices
 from steps.gang import HUB
 from steps.tokens.chat_templates import chat_of
@@ -33,7 +33,8 @@ def _check_hf(arguments: Mapping[str, Any]) -> None:
         raise InputError(
             f"export_hf: {error}; change these fields, or leave this step out"
         ) from error
-    made_by = next((node.step.name for node in nearest(arguments["model"], Tokenizer)), "")
+    tokenizer = tokenizer_of(arguments["model"])
+    made_by = tokenizer.step.name if tokenizer is not None else ""
     own = made_by in ("train_tokenizer", "byte_tokenizer")
     if own and found.model_type == "qwen2" and arguments["auto_tokenizer"]:
         raise InputError(

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 from models.shape.validation import at_least
 from pipeline import InputError, Result, Runtime, StepContext, step
 from steps.artifacts import TRAIN, Documents, Sequences, TokenCache
-from steps.declared import nearest_setting, of_conversations
+from steps.declared import data_setting, nearest_setting, of_conversations, vocabulary
 
 _MOST_TOKENS = 8  # most tokens of any tokenizer per token of a source's count, maybe bytes / 4
 _WIDEST_TOKEN = 4  # bytes of an id; 2 where the vocabulary has at most 65,536 ids
@@ -44,7 +44,7 @@ def _check(arguments: Mapping[str, Any]) -> None:
             f"block_shuffle: sequence_length {length:,}: its tokens are packed into rows of "
             f"{packed:,}; give both steps the same length"
         )
-    budget = nearest_setting(arguments["tokens"], "tokens", Documents)
+    budget = data_setting(arguments["tokens"], "tokens", Documents)
     if budget is not None and 0 < _MOST_TOKENS * budget < length:
         raise InputError(
             f"block_shuffle: sequence_length {length:,} is longer than the {budget:,} tokens that "
@@ -120,8 +120,12 @@ def _check_mix(arguments: Mapping[str, Any]) -> None:
     """Refuse inputs of different lengths or vocabularies, and invalid weights and starts."""
     from data.batches.mixture import Mixture, MixturePhase
 
-    for name in ("sequence_length", "vocab_size"):
-        known = {nearest_setting(part, name) for part in arguments["sequences"]} - {None}
+    for name, declared in (
+        ("sequence_length", lambda part: nearest_setting(part, "sequence_length")),
+        ("vocab_size", vocabulary),
+    ):
+        found = map(declared, arguments["sequences"])
+        known = {value for value in found if value is not None}
         if len(known) > 1:
             raise InputError(
                 f"mix: inputs of {name} {' and '.join(map(str, sorted(known)))}; "

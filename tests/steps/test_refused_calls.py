@@ -7,6 +7,8 @@ import dataclasses
 import pytest
 
 from pipeline import InputError, pod
+from steps.documents.decontaminate import decontaminate
+from steps.documents.deduplicate import deduplicate
 from steps.documents.sample import sample
 from steps.evaluation.downstream import lm_evaluation
 from steps.evaluation.evaluate import Also, evaluate
@@ -14,10 +16,12 @@ from steps.evaluation.follow import follow
 from steps.evaluation.generate import generate
 from steps.exchange.import_hf import import_hf
 from steps.pages.compare import compare
+from steps.tokens.conversations import conversations
+from steps.tokens.integer_rows import integer_rows
 from steps.tokens.pack import pack
 from steps.tokens.sequences import Phase, block_shuffle, mix
 from steps.tokens.token_cache import tokenize
-from steps.tokens.tokenizer import train_tokenizer
+from steps.tokens.tokenizer import byte_tokenizer, tokenizer, train_tokenizer
 from steps.training.continue_training import extend, warm_start
 from steps.training.train import train
 from tests.pipeline.helpers import check_invariants
@@ -52,6 +56,27 @@ def _extended_muon(**changes):
     return extend(MUON, SEQUENCES, optimizer=optimizer, train=longer)
 
 
+def test_a_mixture_has_the_held_out_splits_of_its_first_input():
+    """However many steps are between these and the mixture."""
+    train(mix([DEEP, UNVALIDATED], weights=(1, 1)), train=FOUR, **OTHER)
+    with pytest.raises(InputError, match="no validation tokens"):
+        train(mix([UNVALIDATED, DEEP], weights=(1, 1)), train=FOUR, **OTHER)
+
+
+def test_only_what_made_the_tokens_says_how_many_ids_they_have():
+    """Not the tokenizer that counted the budget of the sample."""
+    counted = sample("a.parquet", TOKENIZER, tokens=9, splits=(("validation", 5),))
+    rows = block_shuffle(tokenize(counted, byte_tokenizer()), 32)
+    model = dataclasses.replace(tiny.MODEL, vocab_size=257)
+    trained = train(rows, train=FOUR, model=model, optimizer=OptimizerConfig())
+    generate(trained, tokenizer("tokenizer.json", vocab_size=257), prompts=("a",))
+    of_integers = dataclasses.replace(tiny.MODEL, vocab_size=64)
+    with pytest.raises(InputError, match="has 300 ids"):
+        train(
+            block_shuffle(INTEGERS, 8), train=FOUR, model=of_integers, optimizer=OptimizerConfig()
+        )
+
+
 def test_a_continued_run_may_change_what_is_in_no_array():
     """Rates, decays and their schedules, and how Muon iterates; also the betas."""
     _extended_muon(
@@ -73,6 +98,11 @@ WORDS = tokenize(TEXT, train_tokenizer(TEXT, vocab_size=300))
 LONG = block_shuffle(WORDS, 32)
 UNVALIDATED = block_shuffle(tokenize(sample("a.parquet", tokens=9), TOKENIZER), 32)
 BATCH = TrainConfig(batch_size=6)
+WORDS_OF_CHATS = conversations("a.jsonl", TOKENIZER, template="alpaca", sequence_length=8)
+INTEGERS = integer_rows("a.parquet", vocab_size=300, sequence_length=8, splits=(("validation", 1),))
+# Of validation tokens that more steps lie above.
+DEEP = block_shuffle(tokenize(deduplicate(TEXT), train_tokenizer(TEXT, vocab_size=300)), 32)
+FOUR = TrainConfig(steps=4, batch_size=6)
 OTHER = {"model": dataclasses.replace(tiny.MODEL, vocab_size=300), "optimizer": OptimizerConfig()}
 WRITER = train(LONG, train=BATCH, epochs=1, **OTHER)
 
@@ -82,6 +112,11 @@ WRITER = train(LONG, train=BATCH, epochs=1, **OTHER)
     [
         (lambda: sample("a", tokens=0), "tokens=0"),
         (lambda: sample("a", tokens=5, unit="file"), "unit='file'"),
+        (lambda: sample(TEXT, tokens=5, unit="row_group"), "found documents of sample"),
+        (lambda: sample(deduplicate(TEXT), tokens=5), "splits, found validation of sample"),
+        (lambda: decontaminate("a.parquet", ()), "expected one or more EvaluationTexts"),
+        (lambda: pack(WORDS_OF_CHATS, sequence_length=8), "the rows that `conversations` makes"),
+        (lambda: pack(INTEGERS, sequence_length=8), "the rows that `integer_rows` makes"),
         (lambda: sample("a", tokens=5, splits={"validation": 5}), "order decides"),
         (lambda: sample("a", tokens=5, splits=(("validation", 100))), "order decides"),
         (lambda: train(SEQUENCES, train=SIX, hardware="v6e-16", **HOW), "expected Hardware"),

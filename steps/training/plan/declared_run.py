@@ -12,7 +12,7 @@ from pipeline.graph.facts import Results
 from pipeline.graph.step import Node
 from pipeline.store import storage
 from steps.artifacts import TEST, TRAIN, Documents, Sequences, TokenCache
-from steps.declared import declared_model, nearest_setting, splits
+from steps.declared import data_setting, declared_model, nearest_setting, splits
 from steps.scaling_law.points import spent
 from steps.training.budget import budgeted, steps_of
 from steps.training.plan.continued import continued_optimizer, done_before, steps_saved
@@ -167,4 +167,4 @@ def _tokens(sequences: Node, results: Results) -> int | None:
     caches = [n for n in sequences.inputs.values() if issubclass(n.output, TokenCache)]
     splits = results.get(caches[0].key, {}).get("splits", {}) if len(caches) == 1 else {}
     counted = splits.get(TRAIN, {}).get("tokens")
-    return counted or nearest_setting(sequences, "tokens", Documents)
+    return counted or data_setting(sequences, "tokens", Documents)
