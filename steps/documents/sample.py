@@ -10,6 +10,7 @@ from data.select.token_budget import Budget
 from pipeline import InputError, Result, StepContext, step
 from pipeline.graph.step import Node
 from steps.artifacts import Documents, Tokenizer
+from steps.declared import data_steps
 from steps.documents.facts import first_documents
 from steps.documents.items import DocumentSource, forget
 from steps.gang import HUB
@@ -18,7 +19,26 @@ from steps.gang import HUB
 def _check(arguments: Mapping[str, Any]) -> None:
     if (unit := arguments["unit"]) not in ("document", "row_group"):
         raise InputError(f"unit={unit!r}: expected 'document' or 'row_group'")
+    if not isinstance(arguments["source"], str):
+        _check_documents(arguments["source"], unit)
     Budget(train=arguments["tokens"], splits=arguments["splits"])
+
+
+def _check_documents(source: Node, unit: str) -> None:
+    """Refuse documents of a step that cannot be sampled, or not by this unit."""
+    if unit == "row_group":
+        raise InputError(
+            f'sample: expected a source with unit="row_group", found documents of {source.label}; '
+            'use unit="document"'
+        )
+    for node in data_steps(source):
+        if not node.step.function.__module__.startswith("steps.documents."):
+            return  # a user's step may leave splits out
+        if held_out := [name for name, tokens in node.config.get("splits", ()) if tokens]:
+            raise InputError(
+                f"sample: expected documents without held-out splits, found {', '.join(held_out)} "
+                f"of {node.label}; sample first, or give what was not sampled"
+            )
 
 
 @step(output=Documents, version=4, cpus=0, check=_check, facts=first_documents, environment=HUB)

@@ -20,11 +20,17 @@ _COUNTED = (
     *("rows", "rows_with_eos_in_front", "tokens_packed"),
     *("documents", "documents_cut", "documents_cut_by_joining"),
 )
+_ROWS = ("pack", "conversations", "integer_rows")  # steps whose caches hold rows
 
 
 def _check(arguments: Mapping[str, Any]) -> None:
     if (length := arguments["sequence_length"]) < 2:
         raise InputError(f"sequence_length={length}: expected at least 2; give more")
+    if (made := arguments["tokens"].step.name) in _ROWS:
+        raise InputError(
+            f"pack: expected documents, found the rows that `{made}` makes; pack the cache that "
+            "`tokenize` writes, or leave pack out"
+        )
 
 
 @step(output=TokenCache, version=2, cpus=0, check=_check)

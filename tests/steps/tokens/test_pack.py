@@ -12,7 +12,7 @@ from data.batches.packing import fill
 from data.batches.packing import pack as lay
 from data.cache.token_array import TokenArray
 from data.cache.token_shard import write_shard
-from pipeline import Result, StepContext, step
+from pipeline import InputError, Result, StepContext, step
 from pipeline.errors import PonenteError
 from pipeline.store import storage
 from steps.artifacts import TokenCache
@@ -119,8 +119,7 @@ def test_what_is_not_training_comes_from_the_input(tmp_path):
 def test_a_second_packing_and_a_cache_without_training_tokens_are_refused(tmp_path):
     """Rows are no documents; no documents give no rows."""
     cache = synthetic()
-    twice = pack(pack(cache, sequence_length=LENGTH), sequence_length=LENGTH)
-    with pytest.raises(PonenteError, match="expected documents, found rows of 64"):
-        bring_up(str(tmp_path), twice)
+    with pytest.raises(InputError, match="expected documents, found the rows that `pack` makes"):
+        pack(pack(cache, sequence_length=LENGTH), sequence_length=LENGTH)
     with pytest.raises(PonenteError, match="found no training tokens"):
         bring_up(str(tmp_path), pack(synthetic(only="validation"), sequence_length=LENGTH))
