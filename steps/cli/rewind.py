@@ -4,8 +4,9 @@
     ponente rewind runs/train-0123456789 1200..1203 --no-loss --json
     ponente rewind runs/train-0123456789 --spikes 3 --page
 
-RUN is the directory of a step that trains, finished or not. The batch is read again in the order
-that training reads it. The losses are those of the last kept checkpoint before the step.
+RUN is the directory of a step that trains, finished or not, or its name in the store. The batch is
+read again in the order that training reads it. The losses are those of the last kept checkpoint
+before the step.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import argparse
 import dataclasses
 import json
 import math
+import os
 import textwrap
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
     from steps.rewind.spikes import Spike
 
 COLUMNS, _SPIKES = 100, 5
+RUN = "directory of a step that trains: a path, gs://, or a name in PONENTE_PREFIX, else ./runs"
 
 
 def run(arguments: list[str]) -> int:
@@ -38,7 +41,7 @@ def run(arguments: list[str]) -> int:
     options = _parser().parse_args(arguments)
     if (options.steps is None) == (options.spikes is None):
         raise InputError("rewind: expected a step, as 1200 or 1200..1203, or --spikes; give one")
-    opened = open_run(options.run)
+    opened = open_run(directory_of(options.run))
     rows = {row["step"]: row for row in history(opened.path)}
     found = [] if options.spikes is None else _spikes(list(rows.values()), options)
     wanted = [each.step for each in found] if options.steps is None else _range(options.steps)
@@ -51,6 +54,16 @@ def run(arguments: list[str]) -> int:
         url = write_page(opened, batches, rows, found, options.page)
         say(f"page: {url}", error=options.json)
     return 0
+
+
+def directory_of(run: str) -> str:
+    """The directory that RUN names: a path or URL, or a name in PONENTE_PREFIX, else ./runs.
+
+    A report shows the name alone, as it cannot know where its reader's store is.
+    """
+    if not run or "/" in run or os.path.exists(run):
+        return run
+    return storage.join(os.environ.get("PONENTE_PREFIX", "./runs"), run)
 
 
 def history(path: str) -> list[dict[str, Any]]:
@@ -221,7 +234,7 @@ def write_page(
 def _parser() -> argparse.ArgumentParser:
     parser = engine.verb_parser("rewind", __doc__)
     add = parser.add_argument
-    add("run", metavar="RUN", help="directory of a step that trains: a path or gs://")
+    add("run", metavar="RUN", help=RUN)
     add("steps", metavar="STEP", nargs="?", help="a step, counted from 1, or STEP..STEP")
     add(
         "--spikes",

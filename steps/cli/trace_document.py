@@ -13,7 +13,7 @@ import json
 
 from pipeline.cli import options as engine
 from pipeline.cli.context import say
-from steps.cli.rewind import COLUMNS, where
+from steps.cli.rewind import COLUMNS, RUN, directory_of, where
 from steps.rewind.run import open_run
 
 
@@ -23,7 +23,7 @@ def run(arguments: list[str]) -> int:
     from steps.rewind.sights import trace
 
     options = _parser().parse_args(arguments)
-    with Rewinder(open_run(options.run)) as rewinder:
+    with Rewinder(open_run(directory_of(options.run))) as rewinder:
         for origin, sights in trace(rewinder, options.document):
             if options.json:
                 seen = [dataclasses.asdict(each) for each in sights]
@@ -43,6 +43,6 @@ def _parser() -> argparse.ArgumentParser:
     parser = engine.verb_parser("trace", __doc__)
     add = parser.add_argument
     add("document", metavar="DOCUMENT", help="an id, FILE:ROW (from 0), or words of its text")
-    add("run", metavar="RUN", help="directory of a step that trains: a path or gs://")
+    add("run", metavar="RUN", help=RUN)
     add("--json", action="store_true", help="print one JSON object for each document")
     return parser

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
@@ -140,9 +141,13 @@ def _configurations(ancestors: list[Ancestor]) -> list[tuple[str, Any]]:
 
 def _rewind(model: Checkpoint, directory: str) -> tuple[str, str]:
     """What shows the documents behind a step, see `steps.pages.curves.chart`."""
-    name, store = model.path.rpartition("/")[2], directory.rpartition("/attempts/")[0]
-    up = "../" * (directory.removeprefix(store).count("/") + 1)
-    return f"ponente rewind {name} STEP --page", quote(f"{up}reports/rewind-{name}-STEP.html")
+    path = meant(model.path, model.manifest)[0]  # `rewind` names its page after the chosen run
+    (store, _, name), own = path.rpartition("/"), directory.rpartition("/attempts/")[0]
+    run, above = name, "../" * (directory.removeprefix(own).count("/") + 1)
+    if store != own.rpartition("/")[0]:  # the name alone would be looked for in this store
+        run, above = path, f"{store}/"
+    page = quote(f"{above}reports/rewind-{name}-STEP.html", safe="/:")
+    return f"ponente rewind {shlex.quote(run)} STEP --page", page
 
 
 def attempts_table(account: Account | None) -> list[list[str]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -15,6 +16,7 @@ import steps
 from data.batches.dataset import Dataset
 from data.batches.loader import Loader
 from models.jax_numerics import fixed_numerics
+from pipeline import select
 from pipeline.errors import InputError, StepFailed
 from pipeline.graph.step import as_node
 from steps.checkpoints.load import load
@@ -353,6 +355,29 @@ def test_a_part_of_a_mixture_is_replaced_by_the_same_part_while_it_is_read(runs,
     assert len(declared_run(as_node(trained), {}).epochs) == 2
     with pytest.raises(StepFailed, match=r"10 steps read 80 sequences.*give `without` end=80"):
         built(runs["store"], trained, steps.Checkpoint)
+
+
+@pytest.mark.parametrize("selected", [False, True])
+def test_the_command_that_a_report_shows_writes_the_page_that_it_links(
+    runs, monkeypatch, capsys, selected
+):
+    """By the run's name, which is looked for in the store; of a selection by the chosen run's."""
+    nodes = tuple(runs["nodes"][kind] for kind in ("packed", "mix"))
+    model = select(nodes, by="last.loss") if selected else nodes[0]
+    page = Path(built(runs["store"], steps.report(model), steps.Report).shard("page"))
+    shown = re.findall(r'"clicked":\["(.*?)","(.*?)"\]', (page / "index.html").read_text())
+    ((command, link),) = shown
+    monkeypatch.chdir(runs["store"].parent)
+    monkeypatch.setenv("PONENTE_PREFIX", f"./{runs['store'].name}")
+    step = "9" if selected else "10"
+    asked, written = command.replace("STEP", step).split(), page / link.replace("STEP", step)
+    assert asked[:2] == ["ponente", "rewind"]
+    assert not written.exists()
+    assert verb.run([*asked[2:], "--no-loss"]) == 0
+    assert capsys.readouterr().out.startswith(f"step {step}: 8 rows")
+    assert written.exists()
+    with pytest.raises(InputError, match=rf"{runs['store']}/train-not: .*found none"):
+        trace_verb.run(["doc-1", "train-not"])
 
 
 def test_the_verbs(runs, capsys, tmp_path):
