@@ -15,6 +15,7 @@ import pytest
 
 from pipeline import Experiment, Result, StepContext, local, step
 from pipeline.cli.stopping import Interrupts
+from pipeline.cli.verbs import EXIT_CODES
 from pipeline.errors import Cancelled, InputError, Preempted
 from pipeline.execute.backend import InlineBackend, InlineWorkers
 from pipeline.execute.event_log import EventLog
@@ -93,7 +94,9 @@ def test_a_gang_here_that_listens_is_asked_to_save():
     ("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["int", "term"]
 )
 def test_the_first_signal_asks_to_stop(number, status):
-    """Once, without an exception, with the status of the signal; then the handlers are back."""
+    """Once, without an exception, with the signal's status, which --help lists; then the handlers
+    are back."""
+    assert f"{status} " in EXIT_CODES
     before = [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)]
     asked = []
     with Interrupts() as interrupts:
