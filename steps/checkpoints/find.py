@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from models.transformer import Transformer
 
 ABOUT = "about"
-_CHECKPOINTS = "checkpoint/"
+CHECKPOINTS = "checkpoint/"
 _TOKENIZER = "tokenizer.json"
 
 
@@ -68,8 +68,26 @@ def is_run(published: Manifest) -> bool:
     return {"checkpoint", "model", "train"} <= published.result.keys()
 
 
+@dataclass(frozen=True)
+class Continued:
+    """The training or imported model in the directory `path`, from whose checkpoint a run begins.
+
+    Attributes:
+        at: step of the checkpoint; None for the last one.
+        extends: whether it is the same run with its steps and data, and not a new one.
+    """
+
+    path: str
+    at: int | None
+    extends: bool
+
+
 def describe(
-    run: StepContext, sequences: Sequences, model: TransformerConfig, train: TrainConfig
+    run: StepContext,
+    sequences: Sequences,
+    model: TransformerConfig,
+    train: TrainConfig,
+    continued: Continued | None = None,
 ) -> None:
     """Record the model and the training of this step's checkpoints, before training begins."""
     if run.claim(ABOUT):  # not `finished`: other code of the step may have written it
@@ -80,7 +98,10 @@ def describe(
         "train": dataclasses.asdict(train),
         "sequences": make_ref(run.root, sequences.path),
     }
-    # The content digest covers the sequences' content and not the URL of their directory.
+    if continued is not None:
+        path = make_ref(run.root, continued.path)
+        about["continued"] = dataclasses.asdict(dataclasses.replace(continued, path=path))
+    # The content digest covers the sequences' content and not the URLs of directories.
     content = {"content": sequences.manifest.content}
     with run.shard(ABOUT, content) as directory:
         storage.write_atomic(storage.join(directory, "about.json"), json.dumps(about).encode())
@@ -170,10 +191,7 @@ def find(url: str) -> Trained:
     url = storage.normalise(url)
     root, inside, _ = url.rpartition(f"/{ATTEMPTS}/")
     root = root if inside else url
-    try:
-        published = load(root)
-    except NotADirectoryError as error:
-        raise InputError(f"{url}: expected a directory, found a file; give its step's") from error
+    published = published_in(root)
     found = [] if published is None else _of_manifest(root, published)
     if published is None or (inside and url not in [candidate.path for candidate in found]):
         # The checkpoint may be of a later build that has not replaced the published output yet.
@@ -188,6 +206,19 @@ def find(url: str) -> Trained:
         f"{url}: not a committed checkpoint of its step; there are {paths}; give one of them, or "
         "the step's directory for the newest"
     )
+
+
+def published_in(url: str) -> Manifest | None:
+    """The manifest in the directory of a step, None if it is not finished; refuses a file."""
+    try:
+        return load(url)
+    except NotADirectoryError as error:
+        raise InputError(f"{url}: expected a directory, found a file; give its step's") from error
+
+
+def builds_of(root: str) -> list[Ledger]:
+    """The ledgers of all builds that were begun in the directory of a step."""
+    return [Ledger(root, build) for build in storage.list_names(storage.join(root, LEDGER))]
 
 
 @dataclass(frozen=True)
@@ -231,7 +262,7 @@ def _of_manifest(root: str, published: Manifest) -> list[_Candidate]:
             f"{root}: expected the output of a train step, found one of {published.label} "
             f"({published.step}); give the directory of the step that trained"
         )
-    shards = artifact.shards(_CHECKPOINTS)
+    shards = artifact.shards(CHECKPOINTS)
     shards.sort(key=lambda shard: shard.name == result["checkpoint"])
     return [
         _Candidate(storage.join(artifact.home, shard.root), shard, root, published)
@@ -241,17 +272,20 @@ def _of_manifest(root: str, published: Manifest) -> list[_Candidate]:
 
 def _of_ledgers(root: str) -> list[_Candidate]:
     """Checkpoints of unpublished builds, oldest first."""
-    ledgers = (Ledger(root, build) for build in storage.list_names(storage.join(root, LEDGER)))
     found = [
         _Candidate(storage.join(root, shard.root), shard, root, ledger)
-        for ledger in ledgers
-        for shard in ledger.finished(_CHECKPOINTS).values()
+        for ledger in builds_of(root)
+        for shard in ledger.finished(CHECKPOINTS).values()
     ]
     return sorted(found, key=lambda candidate: candidate.age)
 
 
 def about_of(ledger: Ledger) -> dict[str, Any]:
-    """The record that `describe` wrote before training: "model", "train" and "sequences"."""
+    """The record that `describe` wrote before training: "model", "train" and "sequences".
+
+    A run that begins from a checkpoint has "continued" too, the fields of `Continued`, unless an
+    older version began it.
+    """
     shard = ledger.find(ABOUT)
     if shard is None:
         raise InputError(

@@ -7,20 +7,24 @@ before the first step, so nothing about a run needs to have been logged.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from models.shape.config import TransformerConfig
 from pipeline.errors import CorruptOutput, InputError
 from pipeline.store import storage
-from pipeline.store.ledger import DIRECTORY as LEDGER
-from pipeline.store.ledger import Ledger
 from pipeline.store.manifest import chosen, load, resolve_ref
 from steps.artifacts import Checkpoint, Sequences
-from steps.checkpoints.find import ABOUT, about_of, is_run
+from steps.checkpoints.find import (
+    ABOUT,
+    CHECKPOINTS,
+    Continued,
+    about_of,
+    builds_of,
+    is_run,
+    published_in,
+)
 from steps.rewind.source import settings_of
 from training.config import TrainConfig
-
-_CHECKPOINTS = "checkpoint/"
 
 
 @dataclass(frozen=True)
@@ -58,11 +62,7 @@ class Run:
 def open_run(url: str) -> Run:
     """The run in the directory of a step that trains; `InputError` for another directory."""
     url = storage.normalise(url)
-    try:
-        manifest = load(url)
-    except NotADirectoryError as error:
-        raise InputError(f"{url}: expected the directory of a train step, found a file") from error
-    if manifest is None:
+    if (manifest := published_in(url)) is None:
         return _unfinished(url)
     path, manifest = chosen(url, manifest)
     if not is_run(manifest):
@@ -71,28 +71,34 @@ def open_run(url: str) -> Run:
             f"({manifest.step})"
         )
     output = Checkpoint(path, manifest)
-    before, began, first = _continued(output)
+    continued = None
+    if (above := output.input_paths.get("checkpoint")) is not None:
+        at, extends = settings_of(output).get("at"), manifest.step.endswith("extend")
+        continued = Continued(above, at, extends)
+    before, began, first = _before(continued)
     kept = {**first, **output.steps}
     return Run(path, output.model, output.train, output.sequences, kept, before, began)
 
 
-def _continued(output: Checkpoint) -> tuple[Run | None, int, dict[int, str]]:
-    """The run that an output extends, at which step, and the checkpoints before its own."""
-    path, (_, manifest) = output.input_paths.get("checkpoint"), chosen(output.path, output.manifest)
-    published = None if path is None else load(path)
-    if path is None or published is None:
+def _before(continued: Continued | None) -> tuple[Run | None, int, dict[int, str]]:
+    """The run that another extends, at which step, and the checkpoints before its own."""
+    published = None if continued is None else load(continued.path)
+    if continued is None or published is None:
         return None, 0, {}
-    at = settings_of(output).get("at")
-    above = Checkpoint(*chosen(path, published))
-    if above.imported or not manifest.step.endswith("extend"):
-        return None, 0, {0: above.at(at)}
-    before = open_run(path)
-    began = at or max(above.steps)
+    above = Checkpoint(*chosen(continued.path, published))
+    if above.imported or not continued.extends:
+        return None, 0, {0: above.at(continued.at)}
+    before = open_run(continued.path)
+    began = continued.at or max(above.steps)
     return before, began, {s: url for s, url in before.checkpoints.items() if s <= began}
 
 
 def _unfinished(url: str) -> Run:
-    ledgers = [Ledger(url, name) for name in storage.list_names(storage.join(url, LEDGER))]
+    """The newest run in a directory without a manifest.
+
+    Of one that an older version began, what it continues is unknown: it has its own steps alone.
+    """
+    ledgers = builds_of(url)
     begun = [(found.root.split("/")[1], each) for each in ledgers if (found := each.find(ABOUT))]
     if not begun:
         raise InputError(
@@ -100,14 +106,21 @@ def _unfinished(url: str) -> Run:
             "training begins; found none"
         )
     _, ledger = max(begun, key=lambda pair: pair[0])  # the newest attempt's build
-    about, kept = about_of(ledger), ledger.finished(_CHECKPOINTS)
+    about, kept = about_of(ledger), ledger.finished(CHECKPOINTS)
     path = resolve_ref(url, about["sequences"])
     if (published := load(path)) is None:
         raise CorruptOutput(f"{path}: {url} was trained on this output, which is gone")
+    continued = Continued(**found) if (found := about.get("continued")) else None
+    if continued is not None:
+        continued = replace(continued, path=resolve_ref(url, continued.path))
+    before, began, first = _before(continued)
+    own = sorted((s.result["step"], storage.join(url, s.root)) for s in kept.values())
     return Run(
         url,
         TransformerConfig.from_plain(about["model"]),
         TrainConfig.from_plain(about["train"]),
         Sequences(path, published),
-        dict(sorted((s.result["step"], storage.join(url, s.root)) for s in kept.values())),
+        {**first, **dict(own)},
+        before,
+        began,
     )

@@ -15,7 +15,7 @@ from pipeline import Hardware, InputError, Result, Runtime, StepContext, local, 
 from pipeline.graph.facts import Facts, Results
 from pipeline.graph.step import Node
 from steps.artifacts import Checkpoint, Sequences
-from steps.checkpoints.find import check_tokenizer
+from steps.checkpoints.find import Continued, check_tokenizer
 from steps.declared import check_training, declared_model
 from steps.training.budget import resolved
 from steps.training.plan.continued import (
@@ -117,7 +117,8 @@ def extend(
         optimizer = optimizer.continued(at or done, train.steps, first)
     shape, start = model or checkpoint.model, _start(checkpoint, model, take, at)
     job = (run, sequences, shape, optimizer, train, splits, sample_prompts, hardware)
-    return run_training(*job, start=start, first_steps=first)
+    above = Continued(checkpoint.path, at, extends=take == "everything")
+    return run_training(*job, start=start, continued=above, first_steps=first)
 
 
 def _check_warm_start(arguments: Mapping[str, Any]) -> None:
@@ -160,7 +161,7 @@ def warm_start(
     shape, start = model or checkpoint.model, _start(checkpoint, model, take, at)
     train = resolved(train, sequences)
     job = (run, sequences, shape, optimizer, train, splits, sample_prompts, hardware)
-    return run_training(*job, start=start)
+    return run_training(*job, start=start, continued=Continued(checkpoint.path, at, extends=False))
 
 
 def _start(

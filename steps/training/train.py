@@ -23,7 +23,7 @@ from pipeline.store.ledger import Ledger
 from pipeline.store.manifest import KEEP
 from pipeline.store.shards import ATTEMPTS, File, wrong_sizes
 from steps.artifacts import TRAIN, Checkpoint, Sequences
-from steps.checkpoints.find import describe
+from steps.checkpoints.find import Continued, describe
 from steps.declared import check_training
 from steps.gang import FLAGS, TRACKING, joined
 from steps.scaling_law.forecast import forecast_row, score, sentence
@@ -102,9 +102,13 @@ def run_training(
     hardware: Hardware,
     *,
     start: Start | None = None,
+    continued: Continued | None = None,
     first_steps: int = 0,
 ) -> dict[str, Any]:
-    """The body of all steps that train; `first_steps` (0: all) as of `Checkpoint.first_steps`."""
+    """The body of all steps that train; `first_steps` (0: all) as of `Checkpoint.first_steps`.
+
+    `continued` is what the checkpoint of `start` is of.
+    """
     from data.batches.dataset import epochs
     from training.metrics.metrics_log import content_of, plain, read_history, write_history
 
@@ -137,7 +141,7 @@ def run_training(
         run_directory=run.keep,
         shared_directory=storage.join(run.root, "shared", run.ledger.build),
     )
-    describe(run, sequences, model, train)
+    describe(run, sequences, model, train, continued)
     passes = epochs(job.data, rows_read(train, train.steps))
     for warning in filter(None, (train.short_for_ema, told_epochs(passes))):
         run.warn(warning)

@@ -243,6 +243,44 @@ def test_an_unfinished_run_is_rewound_from_what_it_recorded_at_its_start(rewound
         open_run(f"{path}-not")
 
 
+@pytest.mark.parametrize("known", [True, False])
+def test_an_unfinished_run_knows_the_checkpoint_that_it_began_with(
+    runs, rewound, copied, capsys, known
+):
+    """With the run that it extends and its steps; one that an older version began has its own."""
+    paths = {kind: copied(kind) for kind in ("extended", "warm")}
+    for path in paths.values():
+        Path(path, "manifest.json").unlink()
+        (ledger,) = ledgers(path)
+        record = Path(path, ledger.find("about").root, "about.json")
+        about = json.loads(record.read_text())
+        assert "/" not in about["continued"]["path"]  # a store can be moved
+        if not known:
+            del about["continued"]
+            record.write_text(json.dumps(about))
+    with Rewinder(open_run(paths["extended"])) as rewinder:
+        for step, batch in enumerate(runs["extended"][1], 9):
+            assert np.array_equal(rewinder.stored_ids(step), batch)
+        parent = copied("lines")
+        assert rewinder.run.that_did(8).path == (parent if known else paths["extended"])
+        assert rewinder.batch(9).checkpoint == (8 if known else None)
+        if known:
+            assert rewinder.run.began == 8
+            loss = rewound["extended"].batch(9).loss
+            assert rewinder.batch(9).loss == pytest.approx(loss, abs=1e-6)
+    with Rewinder(open_run(paths["warm"])) as rewinder:
+        assert rewinder.batch(1).checkpoint == (0 if known else None)
+    Path(paths["extended"], "ids.txt").write_text("doc-1\n")
+    asked = [paths["extended"], "9", "--json", "--without", f"{paths['extended']}/ids.txt"]
+    if known:
+        assert verb.run(asked) == 0
+        said = json.loads(capsys.readouterr().out)
+        assert (said["at"], said["from"]) == (8, parent)
+    else:
+        with pytest.raises(InputError, match="no checkpoint before step 9"):
+            verb.run(asked)
+
+
 def test_a_resumed_run_is_rewound(runs, rewound, copied):
     """Steps after the checkpoint of another attempt are what that attempt would have read."""
     path = copied("packed")
