@@ -9,7 +9,6 @@ import shutil
 from pathlib import Path
 
 import numpy as np
-import pyarrow.parquet as pq
 import pytest
 
 import steps
@@ -30,6 +29,7 @@ from steps.training.plan.declared_run import declared_run
 from tests.pipeline.helpers import ledgers
 from tests.steps.built import built
 from tests.steps.rewind import kinds
+from tests.steps.rewind.directly import EOS, VOCAB, direct, expected_ids
 from training.config.batch_schedule import read_by
 
 pytestmark = pytest.mark.slow
@@ -37,7 +37,6 @@ KINDS = (
     *("lines", "groups", "mapped", "prepared", "integers", "chats", "packed", "mix"),
     *("scheduled", "extended", "warm"),
 )
-VOCAB, EOS = 257, 256
 
 
 @pytest.fixture(scope="module")
@@ -100,21 +99,6 @@ def test_batches_do_not_depend_on_the_number_of_hosts(rewound, kind, processes):
         assert np.array_equal(np.concatenate(parts), rewinder.stored_ids(step))
 
 
-def expected_ids(origin, rewinder) -> list[int] | None:
-    """The tokens of a document, from its source's file by another reader; None of a chat."""
-    if origin.file.endswith("rows.parquet"):
-        return pq.read_table(origin.file)["input_ids"][origin.row].as_py()
-    if origin.file.endswith(".parquet"):
-        return [*pq.read_table(origin.file)["text"][origin.row].as_py().encode(), EOS]
-    with open(origin.file) as file:
-        rows = [json.loads(line) for line in file if line.strip()]
-    if "messages" in rows[origin.row]:
-        return None
-    own, text = rows[origin.row]["id"], rows[origin.row]["text"]
-    assert origin.id.partition("/")[0] == own
-    return [*(text.upper() if origin.id.endswith("/0") else text).encode(), EOS]
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_rows_have_the_tokens_of_their_documents(rewound, kind):
     """Read from the source at the place that is given; what no document has is EOS."""
@@ -169,29 +153,6 @@ def test_trace_by_words_of_the_text(rewound):
         list(trace(rewound["lines"], "no such words"))
 
 
-def direct(model, row: np.ndarray, kind: str) -> tuple[float, int]:
-    """Summed nll and counted tokens of stored ids, from the logits of each document alone."""
-    predicted = np.ones(len(row), bool)
-    if kind in ("chats", "integers"):
-        predicted = row < VOCAB
-    tokens, starts = row % VOCAB, [0]
-    if kind == "packed":
-        starts += [i for i in range(1, len(row)) if row[i] == EOS]
-        predicted[1:] &= ~((tokens[:-1] == EOS) & (tokens[1:] == EOS))
-    if kind == "chats":
-        starts += [i for i in range(1, len(row)) if row[i] >= 2 * VOCAB]
-    nll, counted = 0.0, 0
-    for begin, end in zip(starts, [*starts[1:], len(row)], strict=True):
-        logits = np.asarray(model(tokens[begin:end]), np.float64)
-        norm = np.log(np.exp(logits - logits.max(-1, keepdims=True)).sum(-1)) + logits.max(-1)
-        # The last token of a document predicts the next one's first: EOS, where that counts.
-        for at in range(begin, min(end, len(row) - 1)):
-            if predicted[at + 1]:
-                nll += norm[at - begin] - logits[at - begin, tokens[at + 1]]
-                counted += 1
-    return nll, counted
-
-
 @pytest.mark.parametrize("kind", ["lines", "packed", "chats", "integers"])
 def test_losses_are_those_of_a_direct_evaluation(runs, rewound, kind):
     """Row by row, from logits in float64 of each document by itself, within 1e-5."""
@@ -244,9 +205,7 @@ def test_an_unfinished_run_is_rewound_from_what_it_recorded_at_its_start(rewound
 
 
 @pytest.mark.parametrize("known", [True, False])
-def test_an_unfinished_run_knows_the_checkpoint_that_it_began_with(
-    runs, rewound, copied, capsys, known
-):
+def test_an_unfinished_run_knows_what_it_continues(runs, rewound, copied, capsys, known):
     """With the run that it extends and its steps; one that an older version began has its own."""
     paths = {kind: copied(kind) for kind in ("extended", "warm")}
     for path in paths.values():
@@ -265,7 +224,6 @@ def test_an_unfinished_run_knows_the_checkpoint_that_it_began_with(
         assert rewinder.run.that_did(8).path == (parent if known else paths["extended"])
         assert rewinder.batch(9).checkpoint == (8 if known else None)
         if known:
-            assert rewinder.run.began == 8
             loss = rewound["extended"].batch(9).loss
             assert rewinder.batch(9).loss == pytest.approx(loss, abs=1e-6)
     with Rewinder(open_run(paths["warm"])) as rewinder:
@@ -396,10 +354,8 @@ def test_a_part_of_a_mixture_is_replaced_by_the_same_part_while_it_is_read(runs,
 
 
 @pytest.mark.parametrize("selected", [False, True])
-def test_the_command_that_a_report_shows_writes_the_page_that_it_links(
-    runs, monkeypatch, capsys, selected
-):
-    """By the run's name, which is looked for in the store; of a selection by the chosen run's."""
+def test_the_command_that_a_report_shows_writes_its_page(runs, monkeypatch, capsys, selected):
+    """Where it is linked; by the run's name in the store, of a selection by the chosen run's."""
     nodes = tuple(runs["nodes"][kind] for kind in ("packed", "mix"))
     model = select(nodes, by="last.loss") if selected else nodes[0]
     page = Path(built(runs["store"], steps.report(model), steps.Report).shard("page"))
