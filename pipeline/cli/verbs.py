@@ -174,7 +174,4 @@ VERBS = {
 }
 # Verbs that need no experiment.
 FREE = ("doctor", "spending")
-EXIT_CODES = (
-    "exit codes: 0 done, 1 refused, failed or corrupt, 2 wrong usage, 130 interrupted,\n"
-    "143 ended by kill (SIGTERM)"
-)
+EXIT_CODES = "exit codes: 0 done, 1 refused or failed, 2 wrong usage, 130 stopped, 143 SIGTERM"
