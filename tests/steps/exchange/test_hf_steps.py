@@ -83,5 +83,5 @@ def test_an_import_cannot_be_trained_on_tokens_of_another_tokenizer(tmp_path):
     """Refused before anything trains."""
     imported = import_hf(str(folder("qwen3")))
     longer = extend(imported, SEQUENCES, optimizer=tiny.OPTIMIZER, train=tiny.TRAIN)
-    with pytest.raises(StepFailed, match="these tokens were not made by a tokenizer's step"):
+    with pytest.raises(StepFailed, match="that of the tokens t; tokenize the documents"):
         bring_up(str(tmp_path / "store"), longer)
